@@ -1,0 +1,84 @@
+"""What to do: orders, imperative, each with its reason.
+
+The world carries an action out and owes exactly one terminal event for it; `invariants.py` checks that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from policies.cluster.ids import RequestId, WorkerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One worker as a decision saw it; blocks and tokens as the names say, `why_not` None when eligible."""
+
+    worker_id: WorkerId
+    in_flight: int
+    cost: float | None = None
+    overlap_blocks: int = 0
+    prefill_blocks: float = 0.0
+    decode_blocks: float = 0.0
+    active_prefill_tokens: int = 0
+    active_requests: int = 0
+    why_not: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """An order. `reason` is short enough for a log line."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dispatch(Action):
+    """Send a request to a worker. Ends with the end of the request on that worker, or with `WorkerLost`.
+
+    `rule` names what decided (min, tie, softmax, rr, hint, ...). `candidates` is filled only when explanations are
+    asked for.
+    """
+
+    request_id: RequestId
+    worker_id: WorkerId
+    rule: str
+    overlap_blocks: int = 0
+    candidates: tuple[Candidate, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reject(Action):
+    """Refuse a request. Ends with `RequestRejected`. `code` is a word of router.md's shedding table."""
+
+    request_id: RequestId
+    code: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancel(Action):
+    """Stop a request wherever it is. Ends with `RequestCancelled`."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddWorker(Action):
+    """Start a worker of a group. Ends with `WorkerUp` once it is ready."""
+
+    group: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainWorker(Action):
+    """Let a worker finish what it has and leave. Ends with `WorkerLost`."""
+
+    worker_id: WorkerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetTimer(Action):
+    """Post `TimerFired(name)` at `due_s`; a later `SetTimer` of the same name replaces it."""
+
+    name: str
+    due_s: float

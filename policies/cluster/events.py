@@ -1,0 +1,190 @@
+"""What happened: facts, past tense, stamped with the cluster's clock.
+
+Both worlds post these, policies only read them. No event carries what a real router could not know: the true output
+length of an open request is nowhere in here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from policies.cluster.blocks import BlockPath, BlockRun
+from policies.cluster.ids import RequestId, Role, Tier, WorkerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """A fact. `at_s` is when the cluster learned of it, in seconds since the start of the run."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestEvent(Event):
+    """A fact about one request."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerEvent(Event):
+    """A fact about one worker."""
+
+    worker_id: WorkerId
+
+
+# ---------------------------------------------------------------- requests
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestArrived(RequestEvent):
+    """A request reached the frontend.
+
+    `isl` is the prompt length in tokens. `blocks` is the content of its complete prompt blocks in the router's block
+    size, None when nothing is known of the content (it then shares nothing). `max_tokens` is the client's budget.
+    `worker_hint` is a worker that the client asked for by id.
+    """
+
+    isl: int
+    blocks: BlockPath | None = None
+    max_tokens: int | None = None
+    priority: int = 0
+    session_id: str | None = None
+    lora: str | None = None
+    worker_hint: WorkerId | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillDone(RequestEvent):
+    """The prompt is computed on `worker_id` (the prefill leg, when legs are split)."""
+
+    worker_id: WorkerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstToken(RequestEvent):
+    """The client received its first token, made on `worker_id`."""
+
+    worker_id: WorkerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokensEmitted(RequestEvent):
+    """`n` further tokens were made on `worker_id`; posted only while a policy subscribes."""
+
+    worker_id: WorkerId
+    n: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFinished(RequestEvent):
+    """The request completed on `worker_id` with `output_tokens` tokens."""
+
+    worker_id: WorkerId
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRejected(RequestEvent):
+    """The request was refused before it made a token: by the router (`worker_id` None) or by an engine."""
+
+    reason: str
+    worker_id: WorkerId | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFailed(RequestEvent):
+    """The request ended without completing; `output_tokens` were delivered."""
+
+    reason: str
+    worker_id: WorkerId | None = None
+    output_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestCancelled(RequestEvent):
+    """The client left; `output_tokens` were made."""
+
+    worker_id: WorkerId | None = None
+    output_tokens: int = 0
+
+
+# ---------------------------------------------------------------- workers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerUp(WorkerEvent):
+    """A worker is ready for work.
+
+    `total_blocks` of `block_size` tokens each; `max_batched_tokens` is the token budget of one step. `epoch` rises when
+    the same id registers again.
+    """
+
+    name: str
+    role: Role
+    block_size: int
+    total_blocks: int
+    max_batched_tokens: int
+    max_num_seqs: int
+    gpus: int = 1
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReported(WorkerEvent):
+    """A worker's own account of its load, as of `measured_s` (not later than `at_s`)."""
+
+    measured_s: float
+    running: int
+    waiting: int
+    active_blocks: int
+    cached_blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerDraining(WorkerEvent):
+    """The worker takes no new work and will leave when its open requests have ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLost(WorkerEvent):
+    """The worker is gone, with everything that it held."""
+
+    reason: str = "lost"
+
+
+# ---------------------------------------------------------------- KV blocks, time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlocksStored(WorkerEvent):
+    """Blocks became findable on a worker. Blocks that only one request can ever use are left out."""
+
+    runs: tuple[BlockRun, ...]
+    tier: Tier = Tier.G1_DEVICE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlocksRemoved(WorkerEvent):
+    """The last copy of these blocks left the worker's tier."""
+
+    runs: tuple[BlockRun, ...]
+    tier: Tier = Tier.G1_DEVICE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlocksCleared(WorkerEvent):
+    """The worker dropped its whole cache (of one tier, or of all when `tier` is None)."""
+
+    tier: Tier | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimerFired(Event):
+    """A timer that was asked for with `SetTimer` is due."""
+
+    name: str
+
+
+ENDS: frozenset[type[Event]] = frozenset({RequestFinished, RequestRejected, RequestFailed, RequestCancelled})
+"""The events that end a request; every request gets exactly one."""

@@ -1,0 +1,177 @@
+"""The cluster as policies may see it: folded from events and from our own dispatches, nothing else.
+
+`ClusterView` is what a policy is handed. It is read-only: assigning to a view raises, and only `Cluster.fold` and
+`Cluster.apply`, which the controller calls, change what it shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import NoReturn
+
+from policies.cluster.actions import Action, Dispatch
+from policies.cluster.events import (
+    ENDS,
+    Event,
+    RequestArrived,
+    RequestEvent,
+    WorkerDraining,
+    WorkerLost,
+    WorkerReported,
+    WorkerUp,
+)
+from policies.cluster.ids import RequestId, WorkerId
+from policies.cluster.request import TRANSITIONS, RequestState
+from policies.errors import InvariantError
+
+
+def _setter(cls: type, slot: str) -> Callable[[object, object], None]:
+    """The way past `_ReadOnly` for this module alone."""
+    write: Callable[[object, object], None] = cls.__dict__[slot].__set__
+    return write
+
+
+class _ReadOnly:
+    __slots__ = ()
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"{type(self).__name__}.{name} is read-only: policies act through actions")
+
+
+class WorkerView(_ReadOnly):
+    """One worker: what it registered with, our own open dispatches, and its last report (None before the first)."""
+
+    __slots__ = ("draining", "in_flight", "report", "up")
+
+    up: WorkerUp
+    in_flight: int
+    draining: bool
+    report: WorkerReported | None
+
+    def __init__(self, up: WorkerUp) -> None:
+        _set_up(self, up)
+        _set_in_flight(self, 0)
+        _set_draining(self, False)
+        _set_report(self, None)
+
+    @property
+    def worker_id(self) -> WorkerId:
+        return self.up.worker_id
+
+    @property
+    def name(self) -> str:
+        return self.up.name
+
+
+_set_up = _setter(WorkerView, "up")
+_set_in_flight = _setter(WorkerView, "in_flight")
+_set_draining = _setter(WorkerView, "draining")
+_set_report = _setter(WorkerView, "report")
+
+
+class RequestView(_ReadOnly):
+    """One open request: how it arrived, its state, and the worker that has it (None before dispatch)."""
+
+    __slots__ = ("arrived", "state", "worker_id")
+
+    arrived: RequestArrived
+    state: RequestState
+    worker_id: WorkerId | None
+
+    def __init__(self, arrived: RequestArrived) -> None:
+        _set_arrived(self, arrived)
+        _set_state(self, RequestState.ARRIVED)
+        _set_worker(self, None)
+
+
+_set_arrived = _setter(RequestView, "arrived")
+_set_state = _setter(RequestView, "state")
+_set_worker = _setter(RequestView, "worker_id")
+
+
+class ClusterView:
+    """What a policy may see: workers that are up or draining, and open requests."""
+
+    __slots__ = ("_live", "_requests", "_workers", "requests", "workers")
+
+    def __init__(self) -> None:
+        self._workers: dict[WorkerId, WorkerView] = {}
+        self._requests: dict[RequestId, RequestView] = {}
+        self._live: tuple[WorkerView, ...] | None = ()
+        self.workers: Mapping[WorkerId, WorkerView] = MappingProxyType(self._workers)
+        self.requests: Mapping[RequestId, RequestView] = MappingProxyType(self._requests)
+
+    @property
+    def live(self) -> tuple[WorkerView, ...]:
+        """Workers that take new work, sorted by id."""
+        live = self._live
+        if live is None:
+            live = tuple(w for _, w in sorted(self._workers.items()) if not w.draining)
+            self._live = live
+        return live
+
+
+class Cluster(ClusterView):
+    """The view plus the right to change it; the controller alone holds one."""
+
+    __slots__ = ()
+
+    def fold(self, event: Event) -> None:
+        """Take in one event. Raises InvariantError, with the request's story, for what must not happen."""
+        if isinstance(event, RequestEvent):
+            self._fold_request(event)
+        elif isinstance(event, WorkerReported):
+            worker = self._workers.get(event.worker_id)
+            if worker is not None:  # a late report of a worker that has gone is only late
+                _set_report(worker, event)
+        elif isinstance(event, WorkerUp):
+            self._workers[event.worker_id] = WorkerView(event)
+            self._live = None
+        elif isinstance(event, WorkerDraining):
+            _set_draining(self._workers[event.worker_id], True)
+            self._live = None
+        elif isinstance(event, WorkerLost):
+            self._workers.pop(event.worker_id, None)
+            self._live = None
+
+    def apply(self, action: Action) -> None:
+        """Take in one order of ours."""
+        if isinstance(action, Dispatch):
+            request = self._requests.get(action.request_id)
+            if request is None:
+                raise InvariantError(f"{action!r}: no such open request")
+            worker = self._workers.get(action.worker_id)
+            if worker is None or worker.draining:
+                state = "draining" if worker is not None else "not there"
+                raise InvariantError(f"{action!r}: worker {action.worker_id} is {state}")
+            self._advance(request, action)
+            _set_worker(request, action.worker_id)
+            _set_in_flight(worker, worker.in_flight + 1)
+
+    def _fold_request(self, event: RequestEvent) -> None:
+        kind = type(event)
+        if kind is RequestArrived:
+            if event.request_id in self._requests:
+                raise InvariantError(f"{event!r}: a request of that id is open; ids must be unique")
+            self._requests[event.request_id] = RequestView(event)  # type: ignore[arg-type]
+            return
+        request = self._requests.get(event.request_id)
+        if request is None:
+            raise InvariantError(f"{event!r}: no such open request; it ended before, or never arrived")
+        self._advance(request, event)
+        if kind in ENDS:
+            del self._requests[event.request_id]
+            if request.worker_id is not None:
+                worker = self._workers.get(request.worker_id)
+                if worker is not None:
+                    _set_in_flight(worker, worker.in_flight - 1)
+
+    def _advance(self, request: RequestView, cause: Event | Action) -> None:
+        after = TRANSITIONS[request.state].get(type(cause))
+        if after is None:
+            raise InvariantError(
+                f"{cause!r} cannot follow state {request.state.value!r} of request "
+                f"{request.arrived.request_id!r} (arrived {request.arrived.at_s} s, worker {request.worker_id})"
+            )
+        _set_state(request, after)
