@@ -1,0 +1,72 @@
+# Everything a checkout needs: an environment, the first replay, the tests, the benchmarks.
+# `make` alone lists the targets. Needs Python 3.11 or later, git and make; nothing is written outside the checkout.
+# Variables: VENV (environment folder), PYTHON (interpreter to build it with), JOBS (test processes),
+#            TRACE and ARGS (for replay), PYTEST_ARGS (for test and quick).
+
+VENV ?= .venv
+PYTHON ?=
+JOBS ?= 2
+TRACE ?= traces/azure.parquet
+ARGS ?=
+PYTEST_ARGS ?=
+
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+TEST_READY := $(VENV)/.ready-test
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+
+.PHONY: help install replay test quick lint bench clean
+
+help:
+	@echo 'make replay   replay the bundled trace on the default cluster and say where the report is'
+	@echo 'make test     run every test (about 5 minutes on 2 cores)'
+	@echo 'make quick    run the tests that take less than a few seconds each'
+	@echo 'make lint     ruff, formatting and mypy'
+	@echo 'make bench    speed figures, printed'
+	@echo 'make install  only make the environment in $(VENV)'
+	@echo 'make clean    remove the environment and every cache'
+
+install: $(READY)
+
+replay: $(READY)
+	@$(BIN)/twin replay $(TRACE) $(ARGS)
+
+test: $(TEST_READY)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
+
+quick: $(TEST_READY)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m 'not slow' $(PYTEST_ARGS)
+
+lint: $(TEST_READY)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+bench: $(READY)
+	@$(BIN)/python benchmarks/run.py $(ARGS)
+
+clean:
+	rm -rf $(VENV) .ci-venv build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The environment is made once; a change of pyproject.toml installs again into the same one. The package is installed
+# in place, so a change of the sources needs nothing. Any of the names below will do as long as it is 3.11 or later.
+$(BIN)/python:
+	@for python in $(or $(PYTHON),python3 python python3.13 python3.12 python3.11 python3.14); do \
+	  if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$python; break; fi; \
+	done; \
+	if [ -z "$$found" ]; then \
+	  echo "dynatwin needs Python 3.11 or later; this machine offers: $$(python3 --version 2>&1 || true)" >&2; \
+	  echo "Install one and run make again, or name it: make replay PYTHON=/path/to/python3.12" >&2; exit 1; \
+	fi; \
+	echo "Making the environment $(VENV) with $$found; the first time takes a minute or two" >&2; \
+	"$$found" -m venv $(VENV) || { rm -rf $(VENV); \
+	  echo "Could not make $(VENV). On Debian and Ubuntu: sudo apt install python3-venv, then run make again" >&2; exit 1; }
+
+$(READY): pyproject.toml | $(BIN)/python
+	@$(PIP_INSTALL) --editable .
+	@touch $@
+
+$(TEST_READY): pyproject.toml | $(BIN)/python
+	@$(PIP_INSTALL) --editable '.[test]'
+	@touch $(READY) $@
