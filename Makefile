@@ -10,6 +10,7 @@ TRACE ?= traces/azure.parquet
 ARGS ?=
 PYTEST_ARGS ?=
 
+CANDIDATES := $(or $(PYTHON),python3 python python3.13 python3.12 python3.11 python3.14)
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TEST_READY := $(VENV)/.ready-test
@@ -52,11 +53,11 @@ clean:
 # The environment is made once; a change of pyproject.toml installs again into the same one. The package is installed
 # in place, so a change of the sources needs nothing. Any of the names below will do as long as it is 3.11 or later.
 $(BIN)/python:
-	@for python in $(or $(PYTHON),python3 python python3.13 python3.12 python3.11 python3.14); do \
+	@for python in $(CANDIDATES); do \
 	  if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$python; break; fi; \
 	done; \
 	if [ -z "$$found" ]; then \
-	  echo "dynatwin needs Python 3.11 or later; this machine offers: $$(python3 --version 2>&1 || true)" >&2; \
+	  echo "dynatwin needs Python 3.11 or later; tried $(CANDIDATES), and python3 is: $$(python3 --version 2>&1)" >&2; \
 	  echo "Install one and run make again, or name it: make replay PYTHON=/path/to/python3.12" >&2; exit 1; \
 	fi; \
 	echo "Making the environment $(VENV) with $$found; the first time takes a minute or two" >&2; \
