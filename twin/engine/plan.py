@@ -1,0 +1,53 @@
+"""What an engine has decided to do next, and what came of it."""
+
+from __future__ import annotations
+
+from twin.engine.sequence import Sequence
+
+
+class StepPlan:
+    """One step, or a leap of `steps` decode steps, from `start_s` to `end_s`.
+
+    `entering` emit their first token (or first after a preemption) at the end. `literal` steps were scheduled request
+    by request and list in `emitting` everybody who emits; `failed` can never go on. An `exclusive` step is prompt work
+    alone: the decode batch stands still.
+    """
+
+    __slots__ = (
+        "chunks",
+        "decodes",
+        "emitting",
+        "end_s",
+        "entering",
+        "exclusive",
+        "failed",
+        "literal",
+        "preempted",
+        "prefill_tokens",
+        "start_s",
+        "steps",
+    )
+
+    def __init__(self, start_s: float) -> None:
+        self.start_s = start_s
+        self.end_s = start_s
+        self.steps = 1
+        self.chunks = 0
+        self.prefill_tokens = 0
+        self.decodes = 0
+        self.entering: list[Sequence] = []
+        self.emitting: list[Sequence] = []
+        self.failed: list[Sequence] = []
+        self.literal = False
+        self.exclusive = False
+        self.preempted = 0
+
+
+class Outcome:
+    """What a commit brought about, in order: first tokens, then ends (completed, or failed with a reason)."""
+
+    __slots__ = ("ended", "firsts")
+
+    def __init__(self, firsts: list[Sequence], ended: list[Sequence]) -> None:
+        self.firsts = firsts
+        self.ended = ended

@@ -1,0 +1,660 @@
+"""The vLLM scheduler: token budget, running first, FCFS waiting, chunked prefill, preemption with recompute.
+
+A step is planned (blocks taken, hits pinned, time known) and later committed (tokens out, blocks back). While the batch
+cannot change, decode steps are leapt: one plan covers many steps and `truncate` cuts it when something arrives. Leaping
+changes no result. Rules and their evidence: docs/parity.md.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from policies.errors import EngineError
+from twin.engine.batch import DecodeBatch
+from twin.engine.plan import Outcome, StepPlan
+from twin.engine.pool import NO_MATCH, BlockPool, Match
+from twin.engine.sequence import Phase, Sequence
+from twin.engine.settings import EngineSettings
+from twin.engine.ticks import instant
+from twin.perf.protocol import DecodePiece, LatencyModel, PrefillChunk
+
+Row = tuple[float | int | str, ...]
+
+
+class VllmEngine:
+    """One engine replica. The caller owns the clock: `submit`, then `plan(now)`, wait, `commit(plan)`, and again.
+
+    `record`, when given, takes one row per step or leap in the order of `reports.record.STEP_COLUMNS`.
+    """
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        latency: LatencyModel,
+        *,
+        worker_id: int = 0,
+        record: Callable[[Row], None] | None = None,
+        kv_events: bool = False,
+    ) -> None:
+        self.settings = settings
+        self.latency = latency
+        self.worker_id = worker_id
+        self.pool = BlockPool(settings.blocks, events=kv_events)
+        self.batch = DecodeBatch(settings.block_size)
+        self.waiting: deque[Sequence] = deque()
+        self.running: dict[Sequence, None] = {}
+        self.preemptions = 0
+        self._record = record
+        self._partial: Sequence | None = None
+        self._blocked = False  # the head of waiting cannot enter until the batch changes
+        self._literally = False  # running holds more than a decode batch and one partial prefill at its end
+        self._order = 0
+        self._piece: DecodePiece | None = None  # the epoch: decode steps since _epoch_s, _done of them made
+        self._epoch_s = 0.0
+        self._done = 0
+        self._emitted_s = 0.0  # when the batch last emitted; members in _late emitted at another time
+        self._late: dict[Sequence, float] = {}
+
+    # ------------------------------------------------------------ requests in and out
+
+    def submit(self, seq: Sequence) -> str | None:
+        """Queue a request; returns the reason when it can never run here (it is then not queued)."""
+        limits = self.settings
+        needed = -(-seq.prompt // limits.block_size)
+        if needed > limits.blocks:
+            return (
+                f"prompt of {seq.prompt} tokens needs {needed} KV blocks of {limits.block_size}, "
+                f"the pool has {limits.blocks}"
+            )
+        if limits.max_model_len is not None:
+            if seq.prompt >= limits.max_model_len:
+                return f"prompt of {seq.prompt} tokens reaches max_model_len {limits.max_model_len}"
+            seq.outputs_limit = min(seq.outputs_limit, limits.max_model_len - seq.prompt)
+        if not limits.chunked_prefill and seq.prompt > limits.max_num_batched_tokens:
+            return (
+                f"prompt of {seq.prompt} tokens exceeds max_num_batched_tokens {limits.max_num_batched_tokens} "
+                "and chunked_prefill is off"
+            )
+        if not self.waiting:
+            self._blocked = False
+        self.waiting.append(seq)
+        return None
+
+    @property
+    def idle(self) -> bool:
+        return not self.running and not self.waiting
+
+    @property
+    def head_is_blocked(self) -> bool:
+        """Whether whoever waits cannot enter before the batch changes, so that a newcomer behind changes nothing."""
+        return self._blocked and len(self.waiting) > 1
+
+    def load(self, step: StepPlan | None, at_s: float) -> tuple[int, int, int, int]:
+        """Running, waiting, active and cached blocks at `at_s`, within the planned `step`. Touches nothing."""
+        pool = self.pool
+        taken = freed = 0
+        if step is not None and not step.chunks and not step.literal:
+            steps = 1
+            while steps < step.steps and self._epoch_end(self._done + steps) <= at_s:
+                steps += 1
+            taken = self.batch.crossings(steps)
+            freed = max(0, taken - pool.free)
+        return len(self.running), len(self.waiting), pool.active + taken, pool.inactive - freed
+
+    # ------------------------------------------------------------ plan
+
+    def plan(self, now_s: float) -> StepPlan | None:
+        """Decide the next step or leap and take what it needs; None when there is nothing to do.
+
+        Raises EngineError when requests are open and none of them can ever proceed.
+        """
+        step = StepPlan(now_s)
+        if (self.waiting and not self._blocked) or self._partial is not None:
+            if self.settings.exclusive_prefill:
+                self._plan_exclusive(step)
+            elif self._is_short():
+                return self._plan_literal(step)
+            else:
+                self._plan_mixed(step)
+            if step.chunks:
+                return step
+        elif self._literally:
+            return self._plan_literal(step)
+        if self.batch.size:
+            return self._plan_decode(step)
+        return self._plan_stuck(step) if self.waiting else None
+
+    def _is_short(self) -> bool:
+        """Whether blocks or budget are too short to schedule the running requests as one."""
+        if self._literally:
+            return True
+        batch = self.batch
+        pool = self.pool
+        room = pool.free + pool.inactive - batch.crossings(1)
+        left = self.settings.max_num_batched_tokens - batch.size
+        partial = self._partial
+        if partial is not None and left > 0:
+            want = min(partial.prompt + partial.outputs - partial.computed, left)
+            room -= -(-(partial.computed + want) // self.settings.block_size) - partial.owned
+        return room < 0 or left < 0
+
+    def _plan_decode(self, step: StepPlan) -> StepPlan:
+        """Nothing but decode steps: as many as are certain, or one when leaping is off."""
+        batch, pool = self.batch, self.pool
+        if batch.size > self.settings.max_num_batched_tokens or batch.crossings(1) > pool.free + pool.inactive:
+            return self._plan_literal(step)
+        piece = self._piece
+        if piece is None or self._done >= piece.steps:
+            self._piece = piece = self.latency.decode_piece(batch.size, batch.ctx_tokens)
+            self._epoch_s = step.start_s
+            self._done = 0
+        step.decodes = batch.size
+        if self.settings.leap:
+            steps = min(batch.next_finish(), piece.steps - self._done)
+            if pool.events and steps > 1:  # the first eviction ends the leap, so that its event is on time
+                steps = min(steps, batch.steps_within(steps, pool.free) + 1)
+            step.steps = batch.steps_within(steps, pool.free + pool.inactive)
+        step.end_s = self._epoch_end(self._done + step.steps)
+        return step
+
+    def _epoch_end(self, steps: int) -> float:
+        """When the `steps`-th decode step of the epoch ends: its start plus a closed sum (engine section 16.5)."""
+        g0, g1, g2, _ = self._piece  # type: ignore[misc]
+        end_s = self._epoch_s + steps * (g0 + (steps - 1) * (0.5 * g1 + g2 * (2 * steps - 1) / 6.0))
+        return int(end_s * 1e9 + 0.5) / 1e9  # instant(), written out: this is called most
+
+    def truncate(self, step: StepPlan, at_s: float) -> bool:
+        """Shorten a planned leap to the step in which `at_s` falls; returns whether its end has moved."""
+        planned = step.steps
+        if planned == 1 or step.literal or step.chunks:
+            return False
+        done = self._done
+        span = step.end_s - step.start_s
+        steps = int(planned * (at_s - step.start_s) / span) + 1 if span > 0.0 else planned
+        steps = max(1, min(steps, planned))
+        while steps > 1 and self._epoch_end(done + steps - 1) >= at_s:
+            steps -= 1
+        while steps < planned and self._epoch_end(done + steps) < at_s:
+            steps += 1
+        if steps == planned:
+            return False
+        step.steps = steps
+        step.end_s = self._epoch_end(done + steps)
+        return True
+
+    def _plan_mixed(self, step: StepPlan) -> None:
+        """Decode batch, then the partial prefill, then admissions, when blocks suffice for all that run."""
+        batch, pool = self.batch, self.pool
+        left = self.settings.max_num_batched_tokens - batch.size
+        chunks: list[PrefillChunk] = []
+        crossing = batch.crossings(1)
+        taken = False
+        resumed = resumed_ctx = 0
+        partial = self._partial
+        if partial is not None and left > 0:
+            want = min(partial.prompt + partial.outputs - partial.computed, left)
+            pool.take(crossing)
+            taken = True
+            left -= want
+            chunks.append(self._schedule(partial, want))
+            if partial.computed == partial.prompt + partial.outputs:
+                self._partial = None
+                step.entering.append(partial)
+                if partial.outputs:
+                    resumed += 1
+                    resumed_ctx += partial.prompt + partial.outputs
+        waiting = self.waiting
+        if waiting and left > 0:
+            if not taken and crossing:
+                pool.take(crossing)
+                taken = True
+            while waiting and left > 0 and len(self.running) < self.settings.max_num_seqs:
+                seq = waiting[0]
+                match = self._admissible(seq, left)
+                if match is None:
+                    break
+                waiting.popleft()
+                want = self._admit(seq, match, left, step.start_s)
+                left -= want
+                chunks.append(self._schedule(seq, want))
+                length = seq.prompt + seq.outputs
+                if seq.computed == length:
+                    step.entering.append(seq)
+                    if seq.outputs:
+                        resumed += 1
+                        resumed_ctx += length
+                else:
+                    self._partial = seq
+        if not chunks:
+            self._blocked = True
+            if taken:
+                pool.free += crossing  # planned again, and taken at commit, as a decode step
+            return
+        self._price(step, chunks, batch.size, batch.ctx_tokens, resumed, resumed_ctx)
+
+    def _plan_exclusive(self, step: StepPlan) -> None:
+        """One whole prompt, alone, when the head of waiting can be admitted."""
+        if len(self.running) >= self.settings.max_num_seqs:
+            self._blocked = True
+            return
+        seq = self.waiting[0]
+        budget = self.settings.max_num_batched_tokens
+        match = self._admissible(seq, budget)
+        if match is None:
+            self._blocked = True
+            return
+        self.waiting.popleft()
+        chunk = self._schedule(seq, self._admit(seq, match, budget, step.start_s))
+        step.entering.append(seq)
+        step.exclusive = True
+        self._price(step, [chunk], 0, 0, 0, 0)
+
+    def _price(
+        self, step: StepPlan, chunks: list[PrefillChunk], batch: int, ctx: int, resumed: int, resumed_ctx: int
+    ) -> None:
+        step.chunks = len(chunks)
+        step.decodes = batch
+        step.prefill_tokens = sum(chunk[0] + chunk[2] for chunk in chunks)
+        step.end_s = instant(step.start_s + self.latency.step_s(chunks, batch, ctx, resumed, resumed_ctx))
+        self._piece = None
+
+    # ------------------------------------------------------------ admission
+
+    def _admissible(self, seq: Sequence, left: int) -> Match | None:
+        """The cached prefix to start from when the head of waiting fits now, else None. Touches nothing."""
+        settings = self.settings
+        length = seq.prompt + seq.outputs
+        bs = settings.block_size
+        match = NO_MATCH
+        if settings.prefix_caching and length > bs:
+            match = self.pool.match(seq.pieces(bs), (length - 1) // bs)
+        pool = self.pool
+        if -(-length // bs) - match.blocks + match.inactive > pool.free + pool.inactive:
+            return None
+        if not settings.chunked_prefill and length - match.blocks * bs > left:
+            return None
+        return match
+
+    def _admit(self, seq: Sequence, match: Match, left: int, now_s: float) -> int:
+        """Move a sequence to running with its hits; returns how many tokens it computes in this step."""
+        hit_tokens = match.blocks * self.settings.block_size
+        if match.blocks:
+            seq.holds = self.pool.pin(match)
+        seq.owned = seq.published = match.blocks
+        seq.computed = hit_tokens
+        if seq.admit_s is None:
+            seq.admit_s = now_s
+            seq.cached_tokens = hit_tokens
+        else:
+            seq.readmissions += 1
+        if hit_tokens > seq.reused_tokens:
+            seq.reused_tokens = hit_tokens
+        self._order += 1
+        seq.order = self._order
+        seq.phase = Phase.PREFILL
+        self.running[seq] = None
+        return min(seq.prompt + seq.outputs - hit_tokens, left)
+
+    def _schedule(self, seq: Sequence, want: int) -> PrefillChunk:
+        """Take blocks for `want` more tokens of a sequence and publish what is complete."""
+        past = seq.computed
+        upto = past + want
+        blocks = -(-upto // self.settings.block_size)
+        if blocks > seq.owned:
+            self.pool.take(blocks - seq.owned)
+            seq.owned = blocks
+        seq.computed = upto
+        if self.settings.prefix_caching:
+            self._publish_prompt(seq)
+        prompt = seq.prompt
+        new = max(min(upto, prompt) - past, 0)
+        return PrefillChunk(new, past, want - new, past < prompt <= upto)
+
+    def _publish_prompt(self, seq: Sequence) -> None:
+        """Make complete prompt blocks findable now; content of this request alone can wait until it is released."""
+        path = seq.path
+        if not path.pieces or path.pieces[0][0] is seq.own:
+            return
+        upto = min(seq.computed // self.settings.block_size, path.blocks)
+        if upto > seq.published:
+            self._publish(seq, path.pieces, upto)
+
+    def _publish(self, seq: Sequence, pieces: tuple[tuple[object, int], ...], upto: int) -> None:
+        lo = seq.published
+        for branch, end in pieces:
+            if end > lo:
+                hi = min(end, upto)
+                self.pool.publish(seq.holds, branch, lo, hi)  # type: ignore[arg-type]
+                lo = hi
+                if lo == upto:
+                    break
+        seq.published = lo
+
+    def _release(self, seq: Sequence) -> None:
+        """Give all blocks back; complete ones stay findable, generated ones too (a preempted request returns)."""
+        bs = self.settings.block_size
+        if self.settings.prefix_caching:
+            upto = seq.computed // bs
+            if upto > seq.published:
+                path = seq.path
+                pieces = path.pieces if upto <= path.blocks else (*path.pieces, (seq.own, upto))
+                self._publish(seq, pieces, upto)
+        self.pool.release(seq.holds, seq.owned - seq.published)
+        seq.holds = []
+        seq.owned = seq.published = seq.computed = 0
+
+    # ------------------------------------------------------------ the literal step
+
+    def _plan_literal(self, step: StepPlan) -> StepPlan:
+        """A step request by request, as the rules are written: blocks or budget are short (engine section 5.1)."""
+        settings, pool, bs = self.settings, self.pool, self.settings.block_size
+        self._dissolve()
+        step.literal = True
+        budget = settings.max_num_batched_tokens
+        running = list(self.running)
+        scheduled: dict[Sequence, tuple[int, PrefillChunk]] = {}
+        i = 0
+        while i < len(running) and budget > 0:
+            seq = running[i]
+            length = seq.prompt + seq.outputs
+            want = min(length - seq.computed, budget)
+            if not settings.chunked_prefill and seq.computed < seq.prompt and length - seq.computed > budget:
+                break
+            need = -(-(seq.computed + want) // bs) - seq.owned
+            if seq.owned + need > settings.blocks:
+                self._give_up(seq, running, step)
+                continue
+            while need > pool.free + pool.inactive:
+                at = len(running) - 1 if settings.preemption == "lifo" else 0
+                victim = running.pop(at)
+                gone = scheduled.pop(victim, None)
+                if gone is not None:
+                    budget += gone[0]
+                self._preempt(victim, step)
+                if victim is seq:
+                    break
+                if at < i and not settings.fifo_skip:
+                    i -= 1
+            if seq.phase is Phase.WAITING:
+                continue
+            scheduled[seq] = (want, self._schedule(seq, want))
+            budget -= want
+            i += 1
+        if not step.preempted and not settings.exclusive_prefill:
+            self._admit_literally(step, scheduled, budget)
+        return self._price_literal(step, scheduled)
+
+    def _admit_literally(
+        self, step: StepPlan, scheduled: dict[Sequence, tuple[int, PrefillChunk]], budget: int
+    ) -> None:
+        while self.waiting and budget > 0 and len(self.running) < self.settings.max_num_seqs:
+            seq = self.waiting[0]
+            match = self._admissible(seq, budget)
+            if match is None:
+                break
+            self.waiting.popleft()
+            want = self._admit(seq, match, budget, step.start_s)
+            scheduled[seq] = (want, self._schedule(seq, want))
+            budget -= want
+
+    def _price_literal(self, step: StepPlan, scheduled: dict[Sequence, tuple[int, PrefillChunk]]) -> StepPlan:
+        chunks: list[PrefillChunk] = []
+        batch = ctx = resumed = resumed_ctx = 0
+        for seq, (want, chunk) in scheduled.items():
+            length = seq.prompt + seq.outputs
+            emits = seq.computed >= length
+            decodes = emits and seq.outputs > 0
+            if chunk.new_tokens or chunk.recomputed_tokens > 1 or (want == 1 and not decodes):
+                chunks.append(chunk)
+                if decodes:
+                    resumed += 1
+                    resumed_ctx += length
+            elif decodes:
+                batch += 1
+                ctx += length
+            if emits:
+                step.emitting.append(seq)
+        if not scheduled and not step.preempted and not step.failed:
+            raise EngineError(self._stuck())
+        if chunks:
+            self._price(step, chunks, batch, ctx, resumed, resumed_ctx)
+        elif batch:
+            step.decodes = batch
+            step.end_s = instant(step.start_s + self.latency.decode_piece(batch, ctx).g0)
+        return step
+
+    def _dissolve(self) -> None:
+        """Give every running request its own state back, for a literal step."""
+        late, emitted_s = self._late, self._emitted_s
+        for seq in self.running:
+            if seq.phase is Phase.DECODE:
+                seq.last_token_s = late.get(seq, emitted_s)
+        late.clear()
+        self.batch.dissolve(list(self.running))
+        self._partial = None
+        self._piece = None
+
+    def _preempt(self, victim: Sequence, step: StepPlan) -> None:
+        del self.running[victim]
+        self._release(victim)
+        victim.phase = Phase.WAITING
+        self.waiting.appendleft(victim)
+        step.preempted += 1
+        self.preemptions += 1
+
+    def _give_up(self, seq: Sequence, running: list[Sequence], step: StepPlan) -> None:
+        """End a request that has outgrown the whole pool: preempting it would go on for ever."""
+        settings = self.settings
+        seq.finish_reason = (
+            f"kv pool exhausted: {seq.length} tokens need {-(-seq.length // settings.block_size)} KV blocks of "
+            f"{settings.block_size}, the pool has {settings.blocks}"
+        )
+        if settings.abort_when_stuck:
+            raise EngineError(f"request {seq.request_id!r}: {seq.finish_reason}")
+        running.remove(seq)
+        step.failed.append(seq)
+
+    def _plan_stuck(self, step: StepPlan) -> StepPlan:
+        """Nothing runs and the head of waiting cannot enter an empty engine: it never will."""
+        seq = self.waiting.popleft()
+        self.running[seq] = None
+        step.literal = True
+        if not self.settings.chunked_prefill and seq.length > self.settings.max_num_batched_tokens:
+            seq.finish_reason = (
+                f"{seq.length} tokens to compute again exceed max_num_batched_tokens "
+                f"{self.settings.max_num_batched_tokens} and chunked_prefill is off"
+            )
+            if self.settings.abort_when_stuck:
+                raise EngineError(f"request {seq.request_id!r}: {seq.finish_reason}")
+            step.failed.append(seq)
+        else:
+            self._give_up(seq, [seq], step)
+        return step
+
+    # ------------------------------------------------------------ commit
+
+    def commit(self, step: StepPlan) -> Outcome:
+        """The planned step is over: hand out its tokens, let the finished go, take the entering into the batch."""
+        outcome = Outcome([], [])
+        end_s = step.end_s
+        if step.literal:
+            self._commit_literal(step, outcome)
+            return outcome
+        batch = self.batch
+        decodes = batch.size > 0 and not step.exclusive
+        if not step.chunks:
+            need = batch.crossings(step.steps)
+            if need:
+                self.pool.take(need)
+        if self._record is not None:
+            self._record_step(step)
+        if decodes:
+            batch.advance(step.steps)
+            self._done += step.steps
+            self._emitted_s = end_s
+            if self._late:
+                self._late.clear()
+            for seq in batch.pop_finished():
+                self._complete(seq, end_s, outcome)
+        for seq in step.entering:
+            self._enter(seq, end_s, outcome)
+        if step.entering or outcome.ended:
+            self._piece = None
+            self._blocked = False
+        return outcome
+
+    def _enter(self, seq: Sequence, end_s: float, outcome: Outcome) -> None:
+        """A prompt (or a recomputation) is complete: one token, then the decode batch."""
+        if seq.outputs:
+            if self._record is not None and seq.last_token_s is not None:
+                self._record_gap(seq.last_token_s, end_s, 1)
+        elif seq.outputs_limit:
+            seq.first_token_s = end_s
+            outcome.firsts.append(seq)
+        else:
+            self._complete(seq, end_s, outcome)
+            return
+        seq.outputs += 1
+        if seq.outputs >= seq.outputs_limit:
+            self._complete(seq, end_s, outcome)
+            return
+        batch = self.batch
+        if not batch.size:
+            self._emitted_s = end_s
+        elif end_s != self._emitted_s:
+            self._late[seq] = end_s
+        batch.join(seq)
+
+    def _complete(self, seq: Sequence, end_s: float, outcome: Outcome) -> None:
+        seq.phase = Phase.DONE
+        if seq.outputs:
+            seq.last_token_s = end_s
+        del self.running[seq]
+        self._release(seq)
+        outcome.ended.append(seq)
+
+    def _commit_literal(self, step: StepPlan, outcome: Outcome) -> None:
+        end_s = step.end_s
+        gaps: dict[float, int] = {}
+        for seq in step.failed:
+            seq.phase = Phase.DONE
+            del self.running[seq]
+            self._release(seq)
+            outcome.ended.append(seq)
+        for seq in step.emitting:
+            if not seq.outputs:
+                if not seq.outputs_limit:
+                    self._complete(seq, end_s, outcome)
+                    continue
+                seq.first_token_s = end_s
+                outcome.firsts.append(seq)
+            elif seq.last_token_s is not None:
+                gaps[seq.last_token_s] = gaps.get(seq.last_token_s, 0) + 1
+            seq.outputs += 1
+            seq.last_token_s = end_s
+            if seq.outputs >= seq.outputs_limit:
+                self._complete(seq, end_s, outcome)
+        self._reform(end_s)
+        self._blocked = False
+        if self._record is not None:
+            if end_s > step.start_s or step.chunks or step.decodes:
+                self._record_row(step, "step", step.start_s, end_s, 1, 0, 0.0, 0.0, 0.0)
+            for last_s, count in gaps.items():
+                self._record_gap(last_s, end_s, count)
+
+    def _reform(self, end_s: float) -> None:
+        """Build the decode batch anew after a literal step."""
+        others = []
+        self._emitted_s = end_s
+        for seq in self.running:
+            if seq.outputs and seq.computed == seq.prompt + seq.outputs - 1:
+                self.batch.join(seq)
+                if seq.last_token_s is not None and seq.last_token_s != end_s:
+                    self._late[seq] = seq.last_token_s
+            else:
+                others.append(seq)
+        last = next(reversed(self.running)) if self.running else None
+        self._partial = last if others == [last] else None
+        self._literally = bool(others) and self._partial is None
+
+    # ------------------------------------------------------------ records
+
+    def _record_step(self, step: StepPlan) -> None:
+        """One row for a step or leap; a first decode step after a stall gets rows of its own for its longer gaps."""
+        start_s, steps = step.start_s, step.steps
+        late = self._late
+        uniform = step.decodes - len(late)
+        if step.chunks:
+            gap_s = step.end_s - self._emitted_s if step.decodes else 0.0
+            self._record_row(step, "step", start_s, step.end_s, 1, uniform if step.decodes else 0, gap_s, 0.0, 0.0)
+            if step.decodes and late:
+                self._record_late(step.end_s)
+            return
+        g0, g1, g2, _ = self._piece  # type: ignore[misc]
+        first = self._done
+        if late or self._emitted_s != start_s:
+            end_s = self._epoch_end(first + 1)
+            self._record_row(step, "step", start_s, end_s, 1, 0, 0.0, 0.0, 0.0)
+            if uniform:
+                self._record_gap(self._emitted_s, end_s, uniform)
+            self._record_late(end_s)
+            first, start_s, steps = first + 1, end_s, steps - 1
+            if not steps:
+                return
+        gap0 = g0 + first * (g1 + first * g2)
+        kind = "leap" if steps > 1 else "step"
+        self._record_row(step, kind, start_s, step.end_s, steps, step.decodes, gap0, g1 + 2.0 * g2 * first, g2)
+
+    def _record_late(self, end_s: float) -> None:
+        gaps: dict[float, int] = {}
+        for last_s in self._late.values():
+            gaps[last_s] = gaps.get(last_s, 0) + 1
+        for last_s, count in gaps.items():
+            self._record_gap(last_s, end_s, count)
+
+    def _record_row(
+        self,
+        step: StepPlan,
+        kind: str,
+        start_s: float,
+        end_s: float,
+        steps: int,
+        gap_tokens: int,
+        g0: float,
+        g1: float,
+        g2: float,
+    ) -> None:
+        pool, batch = self.pool, self.batch
+        self._record(  # type: ignore[misc]
+            (
+                self.worker_id,
+                kind,
+                start_s,
+                end_s,
+                steps,
+                step.decodes,
+                batch.ctx_tokens,
+                step.chunks,
+                step.prefill_tokens,
+                len(self.running),
+                len(self.waiting),
+                pool.active,
+                pool.inactive,
+                step.preempted,
+                gap_tokens,
+                g0,
+                g1,
+                g2,
+            )
+        )
+
+    def _record_gap(self, last_s: float, end_s: float, count: int) -> None:
+        self._record(
+            (self.worker_id, "gap", last_s, end_s, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, count, end_s - last_s, 0.0, 0.0)
+        )  # type: ignore[misc]
+
+    def _stuck(self) -> str:
+        names = ", ".join(repr(seq.request_id) for seq in list(self.running)[:5] + list(self.waiting)[:5])
+        counts = f"{len(self.running)} running and {len(self.waiting)} waiting"
+        return f"engine {self.worker_id}: {counts} cannot proceed: {names}"

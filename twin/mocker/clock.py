@@ -1,0 +1,57 @@
+"""The virtual clock and the order of things that happen at one instant.
+
+Everything is ordered by (time, order, sequence): `Order` says what comes first at equal times, SimPy's own counter
+breaks the rest in order of scheduling. Times are absolute: now + (t - now) need not be t in floating point, so events
+are put at t itself.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from heapq import heappush
+
+from simpy import Environment
+from simpy.events import PENDING, Event
+
+
+class Order(IntEnum):
+    """What comes first at one instant (ARCHITECTURE: first decisions)."""
+
+    FAULT = 0
+    STEP_END = 1
+    WORKER_READY = 2
+    COMMAND = 3
+    TRANSFER_DONE = 4
+    ARRIVAL = 5
+    LATE = 6
+    TIMER = 7
+    STEP_START = 8
+
+
+class Clock(Environment):
+    """SimPy's environment with events at absolute times and a stated order."""
+
+    def put(self, event: Event, at_s: float, order: int) -> None:
+        """Let a pending event happen at `at_s`."""
+        event._ok = True
+        event._value = None
+        heappush(self._queue, (at_s, order, next(self._eid), event))  # type: ignore[misc, arg-type]
+
+    def at(self, at_s: float, order: int) -> Event:
+        """A new event that happens at `at_s`."""
+        event = Event(self)
+        event._ok = True
+        event._value = None
+        heappush(self._queue, (at_s, order, next(self._eid), event))  # type: ignore[misc, arg-type]
+        return event
+
+    def move(self, event: Event, at_s: float, order: int) -> Event:
+        """A new event at `at_s` that wakes whoever waits for `event`; the old one happens to nobody."""
+        moved = self.at(at_s, order)
+        moved.callbacks, event.callbacks = event.callbacks, []
+        return moved
+
+
+def is_pending(event: Event) -> bool:
+    """Whether an event has not been put on the clock yet."""
+    return event._value is PENDING

@@ -1,0 +1,154 @@
+"""Demand: trace rows as the world takes them in, with sessions and the closed loop.
+
+Rows stream from record batches; only traces whose later turns have no time of their own are read whole, because a turn
+may stand anywhere in the file. Nothing here knows workers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class Row(NamedTuple):
+    """One trace row. `arrival_s` None: it follows the turn before it in its session by `delay_s`."""
+
+    row: int
+    request_id: str
+    arrival_s: float | None
+    isl: int
+    osl: int
+    keys: list[int] | None
+    session_id: str | None
+    delay_s: float | None
+    max_tokens: int | None
+    priority: int
+    lora: str | None
+
+
+class Demand:
+    """Hands out rows: `open_loop()` by time, or `units()` for the closed loop.
+
+    A unit is one row, or all turns of a session. After a turn ends, `next_turn` gives the one behind it.
+    """
+
+    def __init__(self, batches: Iterable[pa.RecordBatch], *, closed: bool = False) -> None:
+        self._batches = batches
+        self._closed = closed
+        self._turns: dict[str, deque[Row]] = {}
+        self._first_s: float | None = None
+        self.arrived = 0
+
+    def open_loop(self) -> Iterator[Row]:
+        """Rows that have a time, in order of time; later turns are kept for `next_turn`."""
+        rows = read_rows(self._batches)
+        first = next(rows, None)
+        if first is None:
+            return
+        if first.session_id is None:
+            yield first
+            for row in rows:
+                yield row
+            return
+        timed: list[Row] = []
+        seen: set[str] = set()
+        for row in (first, *rows):
+            session = row.session_id
+            if session is not None and session in seen and (row.arrival_s is None or row.delay_s is not None):
+                self._turns.setdefault(session, deque()).append(row)
+            else:
+                timed.append(row)
+                if session is not None:
+                    seen.add(session)
+        timed.sort(key=_arrival)
+        yield from timed
+
+    def units(self) -> Iterator[Row]:
+        """First rows of units in file order; times are ignored."""
+        rows = read_rows(self._batches)
+        first = next(rows, None)
+        if first is None:
+            return
+        if first.session_id is None:
+            yield first
+            for row in rows:
+                yield row
+            return
+        heads: list[Row] = []
+        seen: set[str] = set()
+        for row in (first, *rows):
+            session = row.session_id
+            if session is not None and session in seen:
+                self._turns.setdefault(session, deque()).append(row)
+            else:
+                heads.append(row)
+                if session is not None:
+                    seen.add(session)
+        yield from heads
+
+    def next_turn(self, session_id: str | None) -> Row | None:
+        """The turn that follows now that a turn of this session has ended; None when it was the last."""
+        if session_id is None:
+            return None
+        turns = self._turns.get(session_id)
+        if not turns:
+            return None
+        row = turns.popleft()
+        if not turns:
+            del self._turns[session_id]
+        return row
+
+
+def _arrival(row: Row) -> float:
+    return row.arrival_s if row.arrival_s is not None else 0.0
+
+
+def read_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
+    """Canonical record batches as rows, numbered from 0; columns are unpacked a batch at a time."""
+    number = 0
+    for batch in batches:
+        size = batch.num_rows
+        if not size:
+            continue
+        names = batch.schema.names
+
+        def column(name: str, default: object, names: list[str] = names, batch: pa.RecordBatch = batch) -> list:
+            return batch.column(name).to_pylist() if name in names else [default] * batch.num_rows
+
+        numbers = range(number, number + size)
+        ids = column("request_id", None)
+        yield from map(
+            Row._make,
+            zip(
+                numbers,
+                [str(n) if i is None else i for n, i in zip(numbers, ids, strict=True)],
+                column("arrival_s", None),
+                column("isl", 0),
+                column("osl", 0),
+                _key_lists(batch) if "hash_ids" in names else [None] * size,
+                column("session_id", None),
+                column("delay_s", None),
+                column("max_tokens", None),
+                [p or 0 for p in column("priority", 0)],
+                column("lora", None),
+                strict=True,
+            ),
+        )
+        number += size
+
+
+def _key_lists(batch: pa.RecordBatch) -> list[list[int] | None]:
+    """The hash ids of each row as a list; None where a row has none."""
+    ids = batch.column("hash_ids")
+    values = ids.values.to_numpy(zero_copy_only=False).tolist()
+    offsets = ids.offsets.to_pylist()
+    if ids.null_count:
+        valid = ids.is_valid().to_pylist()
+        return [
+            values[a:b] if ok and b > a else None for a, b, ok in zip(offsets, offsets[1:], valid, strict=False)
+        ]
+    return [values[a:b] if b > a else None for a, b in zip(offsets, offsets[1:], strict=False)]

@@ -1,0 +1,76 @@
+"""One simulated worker: a SimPy process around one engine.
+
+It plans, waits for the end, commits, hands the outcome to the world, and starts again; an arrival in the middle of a
+leap moves its end. Which worker gets what is not decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+
+from simpy.events import Event
+
+from policies.cluster.events import WorkerUp
+from policies.cluster.ids import WorkerId
+from twin.engine.plan import Outcome, StepPlan
+from twin.engine.sequence import Sequence
+from twin.engine.vllm import VllmEngine
+from twin.mocker.clock import Clock, Order, is_pending
+
+_STEP_END = int(Order.STEP_END)
+_STEP_START = int(Order.STEP_START)
+
+
+class MockWorker:
+    """A worker of the simulated world. `on_step` is called at the end of each step or leap, with what came of it."""
+
+    __slots__ = ("_clock", "_idle", "_on_step", "_plan", "_wake", "engine", "up")
+
+    def __init__(
+        self, clock: Clock, engine: VllmEngine, up: WorkerUp, on_step: Callable[[MockWorker, Outcome], None]
+    ) -> None:
+        self._clock = clock
+        self.engine = engine
+        self.up = up
+        self._on_step = on_step
+        self._plan: StepPlan | None = None
+        self._idle = Event(clock)
+        self._wake: Event = self._idle
+        clock.process(self._run())
+
+    @property
+    def worker_id(self) -> WorkerId:
+        return self.up.worker_id
+
+    def submit(self, seq: Sequence) -> str | None:
+        """Give the engine a request now; returns its reason when it refuses."""
+        refusal = self.engine.submit(seq)
+        if refusal is not None:
+            return refusal
+        plan = self._plan
+        if plan is None:
+            if is_pending(self._idle):
+                self._clock.put(self._idle, self._clock.now, _STEP_START)
+        elif plan.steps > 1 and not self.engine.head_is_blocked and self.engine.truncate(plan, self._clock.now):
+            self._wake = self._clock.move(self._wake, plan.end_s, _STEP_END)
+        return None
+
+    def load(self, at_s: float) -> tuple[int, int, int, int]:
+        """Running, waiting, active and cached blocks at `at_s`, in the middle of a leap too."""
+        return self.engine.load(self._plan, at_s)
+
+    def _run(self) -> Generator[Event, None, None]:
+        clock, engine = self._clock, self.engine
+        while True:
+            yield self._idle
+            plan = engine.plan(clock.now)
+            while plan is not None:
+                self._plan = plan
+                self._wake = clock.at(plan.end_s, _STEP_END)
+                yield self._wake
+                self._plan = None
+                self._on_step(self, engine.commit(plan))
+                if clock.peek() <= clock.now:  # something else is due at this instant: it goes first
+                    yield clock.at(clock.now, _STEP_START)
+                plan = engine.plan(clock.now)
+            self._idle = Event(clock)

@@ -1,0 +1,404 @@
+"""The simulated world: one virtual clock, arrivals, workers; it performs what the controller orders.
+
+It owns the promise that every action ends in exactly one terminal event, and that what happens at one instant happens
+in the order of `clock.Order`. It decides nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+from policies.cluster.actions import Action, Dispatch, Reject, SetTimer
+from policies.cluster.blocks import NO_BLOCKS, BlockPath, ContentTree
+from policies.cluster.controller import Controller
+from policies.cluster.events import (
+    BlocksRemoved,
+    BlocksStored,
+    Event,
+    FirstToken,
+    RequestArrived,
+    RequestFailed,
+    RequestFinished,
+    RequestRejected,
+    TimerFired,
+    WorkerReported,
+    WorkerUp,
+)
+from policies.cluster.ids import RequestId, Role, WorkerId
+from policies.errors import CapabilityError, EngineError
+from twin.engine.plan import Outcome
+from twin.engine.sequence import Sequence as EngineSequence
+from twin.engine.settings import EngineSettings
+from twin.engine.ticks import instant
+from twin.engine.vllm import VllmEngine
+from twin.mocker.clock import Clock, Order
+from twin.mocker.demand import Demand, Row
+from twin.mocker.sinks import Sinks
+from twin.mocker.worker import MockWorker
+from twin.perf.protocol import LatencyModel
+
+_ARRIVAL, _LATE, _TIMER, _READY = int(Order.ARRIVAL), int(Order.LATE), int(Order.TIMER), int(Order.WORKER_READY)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpec:
+    """One worker to simulate: who it is and what engine it runs. `ready_s` is when it registers."""
+
+    worker_id: WorkerId
+    name: str
+    settings: EngineSettings
+    latency: LatencyModel
+    role: Role = Role.MIXED
+    gpus: int = 1
+    ready_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """How late the cluster learns things, in seconds; `report_every_s` is the interval of load reports."""
+
+    report_lag_s: float = 0.0
+    report_every_s: float = 1.0
+    kv_event_lag_s: float = 0.0
+
+
+@dataclass(slots=True)
+class OpenRequest:
+    """A request that has arrived and not ended."""
+
+    row: Row
+    arrival_s: float
+    path: BlockPath | None
+    worker_id: WorkerId | None = None
+    dispatch_s: float | None = None
+    sequence: EngineSequence | None = None
+
+
+class MockWorld:
+    """Runs a demand through a controller and simulated workers.
+
+    `key_tokens` is how many tokens one hash id of the demand stands for (None: no ids). `concurrency` closes the loop:
+    at most so many units (rows, or whole sessions) at once, recorded times ignored.
+    """
+
+    def __init__(
+        self,
+        *,
+        controller: Controller,
+        workers: Sequence[WorkerSpec],
+        demand: Demand,
+        sinks: Sinks,
+        router: str,
+        key_tokens: int | None = None,
+        concurrency: int | None = None,
+        observe: Observation = Observation(),
+        on_end: Callable[[OpenRequest, str], None] | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        self.clock = Clock()
+        self.controller = controller
+        self.workers: dict[WorkerId, MockWorker] = {}
+        self.open: dict[RequestId, OpenRequest] = {}
+        self.ended = 0
+        self._demand = demand
+        self._sinks = sinks
+        self._router = router
+        self._concurrency = concurrency
+        self._observe = observe
+        self._on_end = on_end
+        self._progress = progress
+        self._timers: dict[str, float] = {}
+        self._arriving = True
+        self._reporting = False
+        block_sizes = {spec.settings.block_size for spec in workers}
+        if len(block_sizes) != 1:
+            raise CapabilityError(f"workers with different block sizes {sorted(block_sizes)} in one run: not possible yet")
+        self._block_size = block_sizes.pop()
+        self._tree = ContentTree(key_tokens or self._block_size, self._block_size)
+        self._has_keys = key_tokens is not None
+        self._kv_events = controller.wants(BlocksStored) or controller.wants(BlocksRemoved)
+        self._reports = controller.wants(WorkerReported)
+        for spec in workers:
+            if spec.ready_s <= 0.0:
+                self._start_worker(spec)
+            else:
+                self._call(spec.ready_s, _READY, lambda spec=spec: self._start_worker(spec))  # type: ignore[misc]
+
+    # ------------------------------------------------------------ running
+
+    def run(self) -> None:
+        """Until every request has ended. Raises EngineError, naming them, when open requests cannot proceed."""
+        clock = self.clock
+        clock.process(self._closed_loop() if self._concurrency is not None else self._open_loop())
+        clock.run()
+        if self.open:
+            names = ", ".join(f"{r!r} ({self._where(o)})" for r, o in list(self.open.items())[:5])
+            more = len(self.open) - 5
+            raise EngineError(
+                f"deadlock at {clock.now:.6f} s: {len(self.open)} open requests cannot make progress: {names}"
+                + (f" and {more} more" if more > 0 else "")
+            )
+
+    def abandon(self) -> None:
+        """Note every open request as `open`: the run was stopped early."""
+        for request in list(self.open.values()):
+            self._note(request, "open", None)
+        self.open.clear()
+
+    # ------------------------------------------------------------ arrivals
+
+    def _open_loop(self):  # type: ignore[no-untyped-def]  # a SimPy process
+        clock = self.clock
+        for row in self._demand.open_loop():
+            at_s = instant(row.arrival_s or 0.0)
+            if at_s > clock.now:
+                yield clock.at(at_s, _ARRIVAL)
+            self._arrive(row)
+        self._arriving = False
+
+    def _closed_loop(self):  # type: ignore[no-untyped-def]  # a SimPy process
+        self._units = self._demand.units()
+        yield self.clock.at(0.0, _ARRIVAL)
+        for _ in range(self._concurrency or 0):
+            self._next_unit()
+        self._arriving = False
+
+    def _next_unit(self) -> None:
+        row = next(self._units, None)
+        if row is not None:
+            self._arrive(row)
+
+    def _arrive(self, row: Row) -> None:
+        now_s = self.clock.now
+        path = self._tree.path(row.keys, row.isl) if row.keys is not None and self._has_keys else None
+        request_id = RequestId(row.request_id)
+        self.open[request_id] = OpenRequest(row, now_s, path)
+        self._post(
+            RequestArrived(
+                at_s=now_s,
+                request_id=request_id,
+                isl=row.isl,
+                blocks=path,
+                max_tokens=row.max_tokens,
+                priority=row.priority,
+                session_id=row.session_id,
+                lora=row.lora,
+            )
+        )
+
+    def _follow(self, row: Row) -> None:
+        """What the end of a request lets in: its session's next turn, or the next unit of the closed loop."""
+        turn = self._demand.next_turn(row.session_id)
+        if turn is not None:
+            self._call(instant(self.clock.now + (turn.delay_s or 0.0)), _ARRIVAL, lambda: self._arrive(turn))
+        elif self._concurrency is not None:
+            self._call(self.clock.now, _ARRIVAL, self._next_unit)
+
+    # ------------------------------------------------------------ events and actions
+
+    def _post(self, event: Event) -> None:
+        for action in self.controller.step(event):
+            self._perform(action)
+
+    def _perform(self, action: Action) -> None:
+        match action:
+            case Dispatch():
+                self._dispatch(action)
+            case Reject():
+                self._end(action.request_id, "rejected", f"{action.code}: {action.reason}")
+            case SetTimer():
+                self._timers[action.name] = action.due_s
+                self._call(max(action.due_s, self.clock.now), _TIMER, lambda: self._fire(action))
+            case _:
+                raise CapabilityError(f"the simulated world cannot perform {action!r} in this version")
+
+    def _dispatch(self, action: Dispatch) -> None:
+        now_s = self.clock.now
+        request = self.open[action.request_id]
+        row, path = request.row, request.path
+        worker = self.workers[action.worker_id]
+        own = self._tree.private()
+        if path is None:
+            blocks = row.isl // self._block_size
+            path = BlockPath(((own, blocks),), blocks) if blocks else NO_BLOCKS
+        request.worker_id = action.worker_id
+        request.dispatch_s = now_s
+        request.sequence = seq = EngineSequence(
+            action.request_id,
+            row.isl,
+            row.osl,
+            path,
+            own,
+            row=row.row,
+            arrival_s=request.arrival_s,
+            dispatch_s=now_s,
+        )
+        shown = json.dumps([asdict(c) for c in action.candidates]) if action.candidates else None
+        self._sinks.decisions.append(
+            (
+                now_s,
+                row.row,
+                action.request_id,
+                action.worker_id,
+                self._router,
+                action.rule,
+                action.overlap_blocks,
+                action.reason,
+                shown,
+            )
+        )
+        refusal = worker.submit(seq)
+        if refusal is not None:
+            self._end(action.request_id, "rejected", refusal)
+        elif self._reports and not self._reporting:
+            self._reporting = True
+            self._next_report()
+
+    def _fire(self, action: SetTimer) -> None:
+        if self._timers.get(action.name) == action.due_s:
+            del self._timers[action.name]
+            self._post(TimerFired(at_s=self.clock.now, name=action.name))
+
+    def _call(self, at_s: float, order: int, what: Callable[[], None]) -> None:
+        event = self.clock.at(at_s, order)
+        event.callbacks.append(lambda _: what())  # type: ignore[union-attr]
+
+    # ------------------------------------------------------------ workers
+
+    def _start_worker(self, spec: WorkerSpec) -> None:
+        engine = VllmEngine(
+            spec.settings,
+            spec.latency,
+            worker_id=spec.worker_id,
+            record=self._sinks.steps.append,
+            kv_events=self._kv_events and spec.settings.prefix_caching,
+        )
+        up = WorkerUp(
+            at_s=self.clock.now,
+            worker_id=spec.worker_id,
+            name=spec.name,
+            role=spec.role,
+            block_size=spec.settings.block_size,
+            total_blocks=spec.settings.blocks,
+            max_batched_tokens=spec.settings.max_num_batched_tokens,
+            max_num_seqs=spec.settings.max_num_seqs,
+            gpus=spec.gpus,
+        )
+        self.workers[spec.worker_id] = MockWorker(self.clock, engine, up, self._on_step)
+        self._post(up)
+
+    def _on_step(self, worker: MockWorker, outcome: Outcome) -> None:
+        now_s = self.clock.now
+        pool = worker.engine.pool
+        if pool.stored or pool.removed:
+            self._post_blocks(worker)
+        for seq in outcome.firsts:
+            self._post(FirstToken(at_s=now_s, request_id=seq.request_id, worker_id=worker.worker_id))
+        for seq in outcome.ended:
+            if seq.finish_reason is None:
+                self._end(seq.request_id, "completed", None)
+            else:
+                self._end(seq.request_id, "failed", seq.finish_reason)
+
+    def _post_blocks(self, worker: MockWorker) -> None:
+        pool = worker.engine.pool
+        now_s, lag_s = self.clock.now, self._observe.kv_event_lag_s
+        events: list[Event] = []
+        if pool.removed:
+            events.append(BlocksRemoved(at_s=instant(now_s + lag_s), worker_id=worker.worker_id, runs=tuple(pool.removed)))
+            pool.removed = []
+        if pool.stored:
+            events.append(BlocksStored(at_s=instant(now_s + lag_s), worker_id=worker.worker_id, runs=tuple(pool.stored)))
+            pool.stored = []
+        for event in events:
+            if lag_s > 0.0:
+                self._call(event.at_s, _LATE, lambda event=event: self._post(event))  # type: ignore[misc]
+            else:
+                self._post(event)
+
+    def _next_report(self) -> None:
+        self._call(instant(self.clock.now + self._observe.report_every_s), _LATE, self._report)
+
+    def _report(self) -> None:
+        """Every worker tells its load; goes on while there is work, so that quiet spells cost nothing."""
+        measured_s, lag_s = self.clock.now, self._observe.report_lag_s
+        for worker in self.workers.values():
+            running, waiting, active, cached = worker.load(measured_s)
+            event = WorkerReported(
+                at_s=instant(measured_s + lag_s),
+                worker_id=worker.worker_id,
+                measured_s=measured_s,
+                running=running,
+                waiting=waiting,
+                active_blocks=active,
+                cached_blocks=cached,
+            )
+            if lag_s > 0.0:
+                self._call(event.at_s, _LATE, lambda event=event: self._post(event))  # type: ignore[misc]
+            else:
+                self._post(event)
+        self._reporting = bool(self.open)
+        if self._reporting:
+            self._next_report()
+
+    # ------------------------------------------------------------ ends
+
+    def _end(self, request_id: RequestId, status: str, reason: str | None) -> None:
+        request = self.open.pop(request_id)
+        now_s = self.clock.now
+        self._note(request, status, reason)
+        seq, worker_id = request.sequence, request.worker_id
+        event: Event
+        if status == "completed" and worker_id is not None and seq is not None:
+            event = RequestFinished(
+                at_s=now_s, request_id=request_id, worker_id=worker_id, output_tokens=seq.outputs
+            )
+        elif status == "rejected":
+            event = RequestRejected(at_s=now_s, request_id=request_id, reason=reason or "", worker_id=worker_id)
+        else:
+            outputs = seq.outputs if seq is not None else 0
+            event = RequestFailed(
+                at_s=now_s, request_id=request_id, reason=reason or "", worker_id=worker_id, output_tokens=outputs
+            )
+        self._post(event)
+        self._follow(request.row)
+
+    def _note(self, request: OpenRequest, status: str, reason: str | None) -> None:
+        """Hand the finished row to the record."""
+        row, seq = request.row, request.sequence
+        self._sinks.requests[row.row] = (
+            row.row,
+            row.request_id,
+            row.session_id,
+            request.arrival_s,
+            row.isl,
+            row.osl,
+            status,
+            reason,
+            request.worker_id,
+            None,
+            request.dispatch_s,
+            seq.admit_s if seq is not None else None,
+            seq.first_token_s if seq is not None else None,
+            seq.last_token_s if seq is not None else None,
+            seq.outputs if seq is not None else 0,
+            seq.cached_tokens if seq is not None else None,
+            seq.readmissions if seq is not None else 0,
+            0,
+        )
+        if self._on_end is not None:
+            self._on_end(request, status)
+        self.ended += 1
+        if not self.ended & 1023:
+            self._sinks.spill()
+            if self._progress is not None:
+                self._progress(self.ended)
+
+    def _where(self, request: OpenRequest) -> str:
+        if request.worker_id is None:
+            return "not dispatched"
+        seq = request.sequence
+        return f"worker {request.worker_id}, {seq.phase.value if seq is not None else 'unknown'}"
+
