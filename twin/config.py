@@ -1,0 +1,211 @@
+"""What a run is configured with: every key, its default and its limits. Defaults live here and nowhere else.
+
+The dataclasses are the schema: `config_read` fills and checks them from file, flags and --set, `config_text` writes
+them, docs/config.md is made from them. Nothing here reads a file, and nothing imports a heavy package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+LARGEST = 2**31 - 1  # the largest count and length in the trace schema (int32)
+LARGEST_SEED = 2**63 - 1
+NO_ORIGINS: Mapping[str, str] = MappingProxyType({})
+NO_PARAMS: Mapping[str, float | str | bool] = MappingProxyType({})
+
+
+class Limits(NamedTuple):
+    """What a key means and may be; `later` are choices of later versions, `absent` says what leaving it out means."""
+
+    meaning: str
+    low: float | None = None
+    above: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+    later: tuple[str, ...] = ()
+    absent: str = ""
+    plugins: str = ""  # an entry-point group whose names are choices as well
+
+
+class Entry(NamedTuple):
+    """One key of a table; `kind` is int, float, bool, str or Path."""
+
+    name: str
+    limits: Limits
+    default: Any
+    kind: str
+
+
+def keys_of(table: type) -> tuple[Entry, ...]:
+    """The keys of a dataclass below, in order; fields that hold a table are left out."""
+    found = _KEYS.get(table)
+    if found is None:
+        found = _KEYS[table] = tuple(
+            Entry(f.name, f.metadata["limits"], f.default, str(f.type).removesuffix(" | None"))
+            for f in fields(table)
+            if "limits" in f.metadata
+        )
+    return found
+
+
+_KEYS: dict[type, tuple[Entry, ...]] = {}
+
+
+def _key(default: Any, meaning: str, **limits: Any) -> Any:
+    return field(default=default, metadata={"limits": Limits(meaning, **limits)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceConfig:
+    """`[trace]`: which demand, and how it is read and re-timed."""
+
+    path: Path | None = _key(None, "trace to replay; in a file, relative to that file", absent="TRACE must be given")
+    format: str = _key("auto", "reader to use; auto looks at the content and says what it found")
+    limit: int | None = _key(None, "replay only the first rows", low=1, high=2**62, absent="all rows")
+    start_s: float | None = _key(None, "leave out arrivals before this", low=0, absent="from the first arrival")
+    end_s: float | None = _key(None, "leave out arrivals from here on", above=0, absent="to the last arrival")
+    rate_rps: float | None = _key(None, "rescale arrivals to this mean rate", above=0, absent="the recorded rate")
+    concurrency: int | None = _key(
+        None, "closed loop: requests (or sessions) in flight", low=1, high=LARGEST, absent="open loop"
+    )
+    speedup: float = _key(1.0, "divide every arrival time by this", above=0)
+    arrivals: str = _key("recorded", "where arrival times come from", choices=("recorded", "poisson", "closed"))
+    on_bad_row: str = _key("error", "stop at a bad row, or leave it out and count it", choices=("error", "skip"))
+    time_unit: str | None = _key(
+        None, "unit of the arrival column", choices=("s", "ms", "us", "ns"), absent="a property of the format"
+    )
+    hash_block_tokens: int | None = _key(
+        None, "tokens that one hash id stands for", low=1, high=LARGEST, absent="a property of the format"
+    )
+    default_osl: int | None = _key(
+        None, "output length of rows that have none", low=1, high=LARGEST, absent="such a row is a bad row"
+    )
+    sort: bool = _key(False, "sort rows whose arrivals go back in time")
+    keep_zero_output: bool = _key(False, "keep rows that made no output (failed requests in some formats)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """`[workers.engine]`: sizes and switches of one engine."""
+
+    kind: str = _key("vllm", "whose scheduler", choices=("vllm",), later=("sglang", "trtllm"))
+    block_size: int = _key(16, "tokens in a KV block", low=1, high=65_536)
+    kv_blocks: int | None = _key(
+        None, "KV blocks of one worker", low=1, high=LARGEST, absent="what fits into memory beside the weights"
+    )
+    gpu_memory_utilization: float = _key(0.9, "share of device memory that the engine may fill", above=0, high=1)
+    max_num_seqs: int = _key(256, "running requests at most", low=1, high=LARGEST)
+    max_num_batched_tokens: int = _key(8192, "tokens in a step at most", low=1, high=LARGEST)
+    max_model_len: int | None = _key(
+        None, "prompt and output tokens of a request at most", low=1, high=LARGEST, absent="what the pool can hold"
+    )
+    preemption: str = _key("lifo", "whom a shortage of blocks sends back to waiting", choices=("lifo", "fifo"))
+    prefix_caching: bool = _key(True, "reuse the blocks of a common prefix")
+    chunked_prefill: bool = _key(True, "a prompt may be computed over several steps")
+    exclusive_prefill: bool = _key(False, "prompts and decodes never share a step; prompts first")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyConfig:
+    """`[workers.latency]`: the step-latency model, and in `params` that model's own keys."""
+
+    model: str = _key("roofline", "what a step costs", choices=("roofline", "fixed", "polynomial", "table"))
+    params: Mapping[str, float | str | bool] = field(default_factory=lambda: NO_PARAMS, hash=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerGroup:
+    """`[[workers]]`: one group of equal workers."""
+
+    name: str = _key("pool", "name of the group; its workers are NAME-0, NAME-1, ...")
+    count: int = _key(4, "workers in the group", low=1, high=100_000)
+    role: str = _key("mixed", "what its workers do", choices=("mixed",), later=("prefill", "decode"))
+    model: str = _key("llama-3.1-70b", "model served (`twin models`)")
+    gpu: str = _key("h100_sxm", "device (`twin hardware`)")
+    tp: int = _key(4, "tensor parallel degree: GPUs of one worker", low=1, high=1024)
+    pp: int = _key(1, "pipeline parallel degree", low=1, high=1)
+    dp: int = _key(1, "data parallel degree", low=1, high=1)
+    ep: int = _key(1, "expert parallel degree", low=1, high=1024)
+    weights: str = _key("fp8", "number format of the weights")
+    kv: str = _key("bf16", "number format of the KV cache")
+    startup_s: float = _key(0.0, "how long a worker that is added later takes to start", low=0)
+    engine: EngineConfig = field(default=EngineConfig())
+    latency: LatencyConfig = field(default=LatencyConfig())
+
+    @property
+    def gpus(self) -> int:
+        """Devices of one worker."""
+        return self.tp * self.pp * self.dp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterConfig:
+    """`[router]`: the mode, and the parameters of the `kv` cost."""
+
+    mode: str = _key(
+        "round-robin",
+        "which policy picks the worker",
+        choices=("round-robin", "random", "least-loaded", "power-of-two", "direct", "kv"),
+        later=("device-aware-weighted",),
+        plugins="dynatwin.routers",
+    )
+    tie_break: str = _key("seeded", "who gets it at equal cost", choices=("seeded", "lowest_id", "least_recent"))
+    overlap_score_credit: float = _key(1.0, "blocks of prefill saved by a cached block; above 1 over-credits", low=0)
+    overlap_score_credit_decay: float = _key(0.0, "how fast prefill load of a worker lowers that credit", low=0)
+    prefill_load_scale: float = _key(1.0, "weight of prefill against decode", low=0)
+    overlap_score_weight: float | None = _key(
+        None, "older name of prefill_load_scale; 0 also takes the credit away", low=0, absent="prefill_load_scale holds"
+    )
+    host_cache_hit_weight: float = _key(0.75, "credit of a block in host memory", low=0, high=1)
+    disk_cache_hit_weight: float = _key(0.25, "credit of a block on disk", low=0, high=1)
+    shared_cache_multiplier: float | None = _key(
+        None, "credit of a block in a shared tier", low=0, high=1, absent="no shared tier"
+    )
+    decode_active_request_weight: float = _key(0.0, "cost of each open request on a worker, in blocks", low=0)
+    router_temperature: float = _key(0.0, "0 takes the cheapest; above, softmax over the costs", low=0)
+    track_active_blocks: bool = _key(True, "count the blocks of open requests")
+    track_prefill_tokens: bool = _key(True, "count prompt tokens that are not computed yet")
+    track_output_blocks: bool = _key(False, "count the blocks of generated tokens too")
+    assume_kv_reuse: bool = _key(True, "equal prompts on one worker share their blocks")
+    use_kv_events: bool = _key(True, "learn what is cached from the workers' events")
+    decode_basis: str = _key("potential", "blocks after adding the request, or before", choices=("potential", "active"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObserveConfig:
+    """`[observe]`: how late the router learns things."""
+
+    report_lag_s: float = _key(0.0, "delay of the workers' load reports", low=0)
+    kv_event_lag_s: float = _key(0.0, "delay of the workers' KV events", low=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """A whole run. `origins` says for every dotted key where its value came from; it is no part of equality.
+
+    `no_effect` lists the options that were given, differ from their defaults and change nothing; it is empty unless
+    `allow_no_effect` was set.
+    """
+
+    seed: int = _key(0, "every random draw follows from it", low=0, high=LARGEST_SEED)
+    compat: str = _key("none", "behave like a reference simulator where ours differs", choices=("none", "dynamo-1.6.1"))
+    allow_no_effect: bool = _key(False, "options without effect are listed in the report instead of refused")
+    sla: str | None = _key(None, "limits to meet, e.g. ttft=200ms,itl=50ms@p95", absent="no verdict")
+    trace: TraceConfig = field(default=TraceConfig())
+    workers: tuple[WorkerGroup, ...] = field(default=(WorkerGroup(),))
+    router: RouterConfig = field(default=RouterConfig())
+    observe: ObserveConfig = field(default=ObserveConfig())
+    no_effect: tuple[str, ...] = field(default=(), compare=False)
+    origins: Mapping[str, str] = field(default_factory=lambda: NO_ORIGINS, compare=False, repr=False)
+
+
+# Keys of each latency model, for the tables that a model of another name would ignore.
+LATENCY_KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "fixed": ("prefill_s", "prefill_s_per_token", "decode_s"),
+    }
+)

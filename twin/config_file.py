@@ -1,0 +1,108 @@
+"""Reads a configuration file into given values, each with the line that it stands on.
+
+Only the shape is looked at here (tables, worker groups, short forms); what a value may be is `config_read`'s business.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from policies.errors import ConfigError
+from twin.config_values import Given, Key
+
+# A table that may also be written as one string: `engine = "vllm"` stands for `[workers.engine] kind = "vllm"`.
+SHORT_FORMS = {"workers.engine": "kind", "workers.latency": "model", "sla": "limits"}
+TABLES = frozenset(["trace", "router", "observe", "sla", *SHORT_FORMS])
+
+Found = dict[Key, Given]
+
+
+def read_file(file: Path) -> tuple[Found, list[str | None]]:
+    """Every value of a file by its key, and the name of each worker group (None where it has none).
+
+    Raises ConfigError for a file that cannot be read or is not TOML.
+    """
+    document, lines = _document(file)
+    given: Found = {}
+    workers = document.pop("workers", [{}])
+    groups = [workers] if isinstance(workers, dict) else workers  # `[workers]` is the only group
+    if not isinstance(groups, list) or not groups or not all(isinstance(group, dict) for group in groups):
+        raise ConfigError(f"{_place(file, lines, ('workers',))}: begin each group of workers with the line [[workers]]")
+    tables: list[tuple[Key, Mapping[str, object]]] = [((), document)]
+    tables += [(("workers", at), group) for at, group in enumerate(groups)]
+    while tables:
+        base, table = tables.pop(0)
+        for name, value in table.items():
+            key = (*base, name)
+            path = dotted(key)
+            if isinstance(value, str) and path in SHORT_FORMS:
+                given[(*key, SHORT_FORMS[path])] = Given(value, _place(file, lines, key))
+            elif isinstance(value, dict) and value and path in TABLES:
+                tables.append((key, value))
+            elif value != {}:
+                given[key] = Given(value, _place(file, lines, key))
+    trace = given.get(("trace", "path"))
+    if trace is not None and isinstance(trace.value, str) and trace.value:
+        given["trace", "path"] = trace._replace(value=str(file.parent / trace.value))
+    names = (group.get("name") for group in groups)
+    return given, [name if isinstance(name, str) else None for name in names]
+
+
+def dotted(key: Key) -> str:
+    """The key's tables and name, without the number of the worker group."""
+    return ".".join(part for part in key if isinstance(part, str))
+
+
+def _document(file: Path) -> tuple[dict[str, object], dict[Key, int]]:
+    import tomllib
+
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror or error}; --config wants a TOML file") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file}: not UTF-8 text at byte {error.start}; --config wants a TOML file") from None
+    try:
+        return tomllib.loads(text), _lines(text)
+    except tomllib.TOMLDecodeError as error:
+        message, line = str(error), re.search(r"line (\d+)", str(error))
+        where = f"{file}:{line.group(1)}" if line else str(file)
+        raise ConfigError(f"{where}: not valid TOML: {message[:1].lower()}{message[1:]}") from None
+
+
+_HEADER = re.compile(r"^\s*(\[\[?)\s*([^\]]+?)\s*\]\]?\s*(?:#.*)?$")
+_ASSIGNMENT = re.compile(r"^\s*([A-Za-z0-9_.\-\"' ]+?)\s*=")
+
+
+def _lines(text: str) -> dict[Key, int]:
+    """The line of each key, for error texts: tables and keys at the start of a line, as people write them."""
+    lines: dict[Key, int] = {}
+    groups = -1
+    table: Key = ()
+    for number, line in enumerate(text.splitlines(), 1):
+        header = _HEADER.match(line)
+        if header:
+            parts = _parts(header.group(2))
+            if parts[0] == "workers":
+                groups += 1 if len(parts) == 1 else 0
+                table = ("workers", max(groups, 0), *parts[1:])
+            else:
+                table = parts
+            lines.setdefault(table, number)
+            continue
+        assignment = _ASSIGNMENT.match(line)
+        if assignment:
+            lines.setdefault((*table, *_parts(assignment.group(1))), number)
+    return lines
+
+
+def _parts(dotted: str) -> tuple[str, ...]:
+    return tuple(part.strip().strip("\"'") for part in dotted.split("."))
+
+
+def _place(file: Path, lines: Mapping[Key, int], key: Key) -> str:
+    while key and key not in lines:
+        key = key[:-1]
+    return f"{file}:{lines[key]}" if key else str(file)

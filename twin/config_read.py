@@ -1,0 +1,214 @@
+"""Fills a `Config` from a TOML file, the command line's flags and `--set`, and checks it as a whole.
+
+Later layers win: defaults, file, flags, `--set`. Every refusal is one line: where, which key, the value, the limit,
+what to do. Nothing is ignored: an unknown key is refused with the nearest name and the table that it belongs to.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from policies.errors import ConfigError
+from twin.config import (
+    Config,
+    EngineConfig,
+    LatencyConfig,
+    ObserveConfig,
+    RouterConfig,
+    TraceConfig,
+    WorkerGroup,
+    keys_of,
+)
+from twin.config_effect import without_effect
+from twin.config_file import SHORT_FORMS, Found, dotted, read_file
+from twin.config_values import Given, Key, checked, nearest, parameter, toml_value
+
+# Flags of the command line, and the keys that they stand for.
+FLAGS: Mapping[str, str] = {
+    "TRACE": "trace.path",
+    "--workers": "workers.count",
+    "--engine": "workers.engine.kind",
+    "--model": "workers.model",
+    "--gpu": "workers.gpu",
+    "--tp": "workers.tp",
+    "--block-size": "workers.engine.block_size",
+    "--kv-blocks": "workers.engine.kv_blocks",
+    "--latency": "workers.latency.model",
+    "--router": "router.mode",
+    "--sla": "sla.limits",
+    "--seed": "seed",
+    "--limit": "trace.limit",
+    "--speedup": "trace.speedup",
+    "--concurrency": "trace.concurrency",
+    "--on-bad-row": "trace.on_bad_row",
+    "--time-unit": "trace.time_unit",
+    "--hash-block-tokens": "trace.hash_block_tokens",
+    "--sort": "trace.sort",
+    "--allow-no-effect": "allow_no_effect",
+}
+TABLES: Mapping[str, type] = {
+    "": Config,
+    "trace": TraceConfig,
+    "workers": WorkerGroup,
+    "workers.engine": EngineConfig,
+    "workers.latency": LatencyConfig,
+    "router": RouterConfig,
+    "observe": ObserveConfig,
+}
+
+
+def load(file: Path | None = None, flags: Mapping[str, object] | None = None, sets: Iterable[str] = ()) -> Config:
+    """The configuration of a run.
+
+    `flags` are values by flag (a name in FLAGS), None where not given; `sets` are texts like `router.mode=kv`.
+    Raises ConfigError, or CapabilityError for what a later version will have.
+    """
+    given, groups = read_file(file) if file is not None else ({}, [None])
+    for flag, value in (flags or {}).items():
+        if value is not None:
+            given[_key(FLAGS[flag], groups, flag)] = Given(value, flag, isinstance(value, str))
+    for text in sets:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {text}: no '='; write it like --set router.mode=kv")
+        given[_key(name.strip(), groups, f"--set {text}")] = Given(value.strip(), "--set", True)
+    return _Builder(given, len(groups)).config()
+
+
+def _key(name: str, groups: Sequence[str | None], asked_by: str) -> Key:
+    """A dotted name as a key: `workers.count` is that of the only group, `workers.NAME.count` that of a named one."""
+    parts = name.split(".")
+    if parts[0] != "workers" or len(parts) == 1:
+        short = SHORT_FORMS.get(name)
+        return (*parts, short) if short else tuple(parts)
+    at = 0
+    if len(parts) > 2 and parts[1] in [group or "pool" for group in groups]:
+        at = [group or "pool" for group in groups].index(parts.pop(1))
+    elif len(groups) > 1:
+        names = ", ".join(str(group) for group in groups)
+        raise ConfigError(
+            f"{asked_by}: there are {len(groups)} groups of workers ({names}); "
+            f"say which one: --set workers.{groups[0]}.{'.'.join(parts[1:])}=VALUE"
+        )
+    key: Key = ("workers", at, *parts[1:])
+    short = SHORT_FORMS.get(dotted(key))
+    return (*key, short) if short else key
+
+
+class _Builder:
+    """Takes the given values one by one into dataclasses; what is left over at the end is unknown."""
+
+    def __init__(self, given: Found, groups: int) -> None:
+        self._left = given
+        self._groups = groups
+        self._origins: dict[str, str] = {}
+
+    def config(self) -> Config:
+        self._imply()
+        sla = self._left.pop(("sla", "limits"), None)
+        if sla is not None:
+            self._left["sla",] = sla
+        config = Config(
+            **self._values(Config, (), ""),
+            trace=TraceConfig(**self._values(TraceConfig, ("trace",), "trace.")),
+            workers=tuple(self._group(at) for at in range(self._groups)),
+            router=RouterConfig(**self._values(RouterConfig, ("router",), "router.")),
+            observe=ObserveConfig(**self._values(ObserveConfig, ("observe",), "observe.")),
+            origins=MappingProxyType(self._origins),
+        )
+        for key, given in self._left.items():
+            raise _unknown(key, given)
+        _check_together(config)
+        return _check_effect(config)
+
+    def _imply(self) -> None:
+        """What one option says about another: a concurrency means a closed loop."""
+        if ("trace", "concurrency") in self._left:
+            self._left.setdefault(("trace", "arrivals"), Given("closed", "implied by trace.concurrency"))
+
+    def _group(self, at: int) -> WorkerGroup:
+        base: Key = ("workers", at)
+        named = self._left.get((*base, "name"))
+        shown = f"workers.{named.value if named else 'pool'}."
+        return WorkerGroup(
+            **self._values(WorkerGroup, base, shown),
+            engine=EngineConfig(**self._values(EngineConfig, (*base, "engine"), f"{shown}engine.")),
+            latency=self._latency((*base, "latency"), f"{shown}latency."),
+        )
+
+    def _latency(self, base: Key, shown: str) -> LatencyConfig:
+        model = self._values(LatencyConfig, base, shown)
+        params: dict[str, float | str | bool] = {}
+        for key in [key for key in self._left if key[:-1] == base]:
+            given = self._left.pop(key)
+            params[str(key[-1])] = parameter(given, f"{shown}{key[-1]}")
+            self._origins[f"{shown}{key[-1]}"] = given.origin
+        return LatencyConfig(**model, params=MappingProxyType(params))
+
+    def _values(self, table: type, base: Key, shown: str) -> dict[str, Any]:
+        values = {}
+        for name, limits, default, kind in keys_of(table):
+            given = self._left.pop((*base, name), None)
+            self._origins[f"{shown}{name}"] = given.origin if given is not None else "default"
+            values[name] = default if given is None else checked(given, f"{shown}{name}", kind, default, limits)
+        return values
+
+
+def _unknown(key: Key, given: Given) -> ConfigError:
+    """The refusal of a key that no table has, with the nearest name, or the table that does have it."""
+    table, name = dotted(key if isinstance(given.value, dict) else key[:-1]), str(key[-1])
+    known = {path: [entry.name for entry in keys_of(cls)] for path, cls in TABLES.items()}
+    known["sla"] = ["limits"]
+    where = f"[{table}]" if table else "the top level"
+    if table not in known:
+        tables = [path for path in known if path]
+        near = nearest(table, tables)
+        return ConfigError(f"{given.origin}: there is no table [{table}]{near}; there are {', '.join(tables)}")
+    if name in ("trace", "workers", "router", "observe"):
+        return ConfigError(f"{given.origin}: {name} is a table; write [{name}] and its keys below")
+    elsewhere = [path for path, names in known.items() if name in names]
+    near = nearest(name, known[table])
+    anywhere = nearest(name, [f"{path}.{key}" for path, keys in known.items() if path for key in keys], last=True)
+    if elsewhere:
+        hint = f"; it belongs to [{elsewhere[0]}]" if elsewhere[0] else "; it belongs above the first table"
+    else:
+        hint = near or anywhere or f"; it has {', '.join(known[table])}"
+    return ConfigError(f"{given.origin}: there is no key {name} in {where}{hint}")
+
+
+def _check_together(config: Config) -> None:
+    """What no single value can tell."""
+    origins, trace = config.origins, config.trace
+    taken = {entry.name for entry in keys_of(WorkerGroup)} | {"engine", "latency"}
+    names = [group.name for group in config.workers]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"{names.count(name)} groups of workers are named {name}; give each its own: name = ...")
+        if name in taken or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
+            raise ConfigError(
+                f"{origins[f'workers.{name}.name']}: workers.name = {toml_value(name)}: "
+                "must be letters, digits, - and _, and not the name of a key"
+            )
+    if trace.arrivals == "closed" and trace.concurrency is None:
+        raise ConfigError(f"{origins['trace.arrivals']}: trace.arrivals = closed needs --concurrency N")
+    if trace.start_s is not None and trace.end_s is not None and trace.end_s <= trace.start_s:
+        raise ConfigError(
+            f"{origins['trace.end_s']}: trace.end_s = {trace.end_s}: must be more than trace.start_s, {trace.start_s}"
+        )
+    if config.sla is not None:
+        from reports.sla import parse_sla
+
+        parse_sla(config.sla)
+
+
+def _check_effect(config: Config) -> Config:
+    found = [f"{config.origins.get(key, 'given')}: {key} has no effect: {why}" for key, why in without_effect(config)]
+    if found and not config.allow_no_effect:
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        raise ConfigError(f"{found[0]}{more}; leave it out, or pass --allow-no-effect to have it listed in the report")
+    return replace(config, no_effect=tuple(found))

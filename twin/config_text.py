@@ -1,0 +1,106 @@
+"""Writes a `Config`: as TOML that loads back to an equal one, the same with origins for a person, and plain values.
+
+Nothing is left out but absent values, which the origins view names in a comment.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from twin.config import (
+    Config,
+    EngineConfig,
+    LatencyConfig,
+    ObserveConfig,
+    RouterConfig,
+    TraceConfig,
+    WorkerGroup,
+    keys_of,
+)
+from twin.config_values import toml_value
+
+
+class Line(NamedTuple):
+    """One key on its way to text: `value` None when absent, `absent` then says what that means."""
+
+    header: str
+    name: str
+    value: Any
+    key: str
+    absent: str
+
+
+def to_toml(config: Config) -> str:
+    """The whole configuration. `load` makes an equal one of it, wherever it is put: the trace's path is absolute."""
+    path = config.trace.path
+    if path is not None:
+        config = replace(config, trace=replace(config.trace, path=Path(os.path.abspath(path))))
+    written = (line for line in _lines(config) if line.value is not None)
+    return _text((line.header, f"{line.name} = {toml_value(line.value)}") for line in written)
+
+
+def show(config: Config) -> str:
+    """The same for a person: every value with where it came from, and absent ones as comments."""
+    rows = []
+    for line in _lines(config):
+        absent = line.value is None
+        text = f"# {line.name}: {line.absent}" if absent else f"{line.name} = {toml_value(line.value)}"
+        origin = config.origins.get(line.key, "default")
+        rows.append((line.header, text if absent and origin == "default" else f"{text:<40}  # {origin}"))
+    return _text(rows)
+
+
+def to_plain(config: Config) -> dict[str, Any]:
+    """The configuration as plain values for a report: equal runs give equal ones, so a trace is named, not located."""
+    plain: dict[str, Any] = {}
+    for line in _lines(config):
+        if line.value is None:
+            continue
+        *tables, _ = line.key.split(".")
+        at = plain
+        for table in tables:
+            at = at.setdefault(table, {})
+        at[line.name] = line.value.name if isinstance(line.value, Path) else line.value
+    return plain
+
+
+def _lines(config: Config) -> Iterator[Line]:
+    for entry in keys_of(Config):
+        if entry.name != "sla":
+            yield Line("", entry.name, getattr(config, entry.name), entry.name, entry.limits.absent)
+    if config.sla is not None:
+        yield Line("[sla]", "limits", config.sla, "sla.limits", "")
+    yield from _table("[trace]", "trace", TraceConfig, config.trace)
+    for group in config.workers:
+        shown = f"workers.{group.name}"
+        yield from _table("[[workers]]", shown, WorkerGroup, group)
+        yield from _table("[workers.engine]", f"{shown}.engine", EngineConfig, group.engine)
+        yield from _table("[workers.latency]", f"{shown}.latency", LatencyConfig, group.latency)
+        for name, value in group.latency.params.items():
+            yield Line("[workers.latency]", _bare(name), value, f"{shown}.latency.{name}", "")
+    yield from _table("[router]", "router", RouterConfig, config.router)
+    yield from _table("[observe]", "observe", ObserveConfig, config.observe)
+
+
+def _table(header: str, shown: str, table: type, values: object) -> Iterator[Line]:
+    for entry in keys_of(table):
+        yield Line(header, entry.name, getattr(values, entry.name), f"{shown}.{entry.name}", entry.limits.absent)
+
+
+def _bare(name: str) -> str:
+    return name if name.replace("_", "").replace("-", "").isalnum() and name.isascii() else toml_value(name)
+
+
+def _text(rows: Iterable[tuple[str, str]]) -> str:
+    lines: list[str] = []
+    under = ""
+    for header, text in rows:
+        if header != under:
+            lines += ["", header]
+            under = header
+        lines.append(text)
+    return "\n".join(lines) + "\n"
