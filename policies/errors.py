@@ -19,5 +19,9 @@ class EngineError(TwinError):
     """An engine cannot go on, for example because no open request can make progress."""
 
 
+class JournalError(TwinError):
+    """A journal is cut, damaged, or written in another form than this version reads."""
+
+
 class InvariantError(TwinError):
     """A promise inside dynatwin was broken: a bug, never bad input."""

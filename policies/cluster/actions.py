@@ -19,6 +19,7 @@ class Candidate:
     cost: float | None = None
     overlap_blocks: int = 0
     prefill_blocks: float = 0.0
+    credit_blocks: float = 0.0
     decode_blocks: float = 0.0
     active_prefill_tokens: int = 0
     active_requests: int = 0

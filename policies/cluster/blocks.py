@@ -29,7 +29,7 @@ class Branch:
     without hash ids).
     """
 
-    __slots__ = ("__weakref__", "from_key", "keys", "parent", "start", "uid")
+    __slots__ = ("__weakref__", "_hash", "from_key", "keys", "parent", "start", "uid")
 
     def __init__(
         self, uid: int, parent: Branch | None = None, start: int = 0, from_key: int = 0, keys: list[int] | None = None
@@ -39,6 +39,7 @@ class Branch:
         self.start = start
         self.from_key = from_key
         self.keys = keys
+        self._hash: BlockHash | None = None
 
     @property
     def shareable(self) -> bool:
@@ -48,10 +49,17 @@ class Branch:
     @property
     def hash(self) -> BlockHash:
         """A 64-bit name from the content where there is one: chained over the parent and the first key."""
-        parent = self.parent.hash if self.parent is not None else 0
-        first = self.keys[0] if self.keys else self.uid
-        chain = f"{parent}|{self.from_key}|{first}|{int(self.shareable)}"
-        return BlockHash(xxhash.xxh3_64_intdigest(chain.encode(), _SEED))
+        line: list[Branch] = []
+        above: Branch | None = self
+        while above is not None and above._hash is None:  # a loop: sessions can be thousands of turns deep
+            line.append(above)
+            above = above.parent
+        name = BlockHash(0) if above is None or above._hash is None else above._hash
+        for branch in reversed(line):
+            first = branch.keys[0] if branch.keys else branch.uid
+            chain = f"{name}|{branch.from_key}|{first}|{int(branch.shareable)}"
+            name = branch._hash = BlockHash(xxhash.xxh3_64_intdigest(chain.encode(), _SEED))
+        return name
 
     def __repr__(self) -> str:
         return f"Branch({self.uid}, start={self.start})"

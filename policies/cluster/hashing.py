@@ -1,0 +1,124 @@
+"""Block hashes: xxh3-64 over the tokens of a block, chained over the blocks before it.
+
+Two blocks are the same KV content exactly when their *chain* hashes are equal; the local hash of a block says nothing
+about what stands before it and must never be used for matching. Everything here is a pure function of its arguments,
+and agrees with NVIDIA Dynamo 1.6.1 on the golden vectors of the tests.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+
+import xxhash
+
+from policies.cluster.ids import BlockHash
+from policies.errors import ConfigError
+
+BASE_SEED = 1337
+"""Seed of local hashes without LoRA or cache namespace, and of every chain step."""
+
+FIRST_PLACEHOLDER_TOKEN = 1_000_000
+"""Placeholder tokens of images lie in [1_000_000, 1_000_000 + 2**30)."""
+
+_U32 = 4
+_U64_MASK = 2**64 - 1
+_PLACEHOLDER_MASK = 2**30 - 1
+_IMAGE_HASH_DIGITS = 64
+_TRACE_TOKEN_MASK = 0x7FFF_FFFF
+
+
+def base_seed(lora: str | None = None, namespace: str | None = None) -> int:
+    """Seed of the local hashes of an adapter and a cache namespace; "" means the same as None."""
+    seed = BASE_SEED
+    if lora:
+        seed += xxhash.xxh3_64_intdigest(lora.encode(), 0)
+    if namespace:
+        seed += xxhash.xxh3_64_intdigest(namespace.encode(), 1)
+    return seed & _U64_MASK
+
+
+def local_hashes(
+    tokens: Sequence[int],
+    block_size: int,
+    *,
+    seed: int = BASE_SEED,
+    image_hashes: Mapping[int, Sequence[int]] | None = None,
+) -> list[int]:
+    """Hash of each complete block of `block_size` tokens by itself; a partial last block has none.
+
+    `image_hashes` maps a block's index to the hashes of the images in it, in any order. Raises ConfigError for a block
+    size below 1 or a token that does not fit 32 bits.
+    """
+    _check_block_size(block_size)
+    count = len(tokens) // block_size
+    packed = _packed(tokens)
+    width = block_size * _U32
+    blocks = [packed[i * width : (i + 1) * width] for i in range(count)]
+    for i, images in (image_hashes or {}).items():
+        if i < count:
+            blocks[i] += struct.pack(f"<{len(images)}Q", *sorted(images))
+    return [xxhash.xxh3_64_intdigest(block, seed) for block in blocks]
+
+
+def eagle_hashes(tokens: Sequence[int], block_size: int, *, seed: int = BASE_SEED) -> list[int]:
+    """Local hashes for EAGLE drafting: windows of `block_size` + 1 tokens, one every `block_size` tokens."""
+    _check_block_size(block_size)
+    packed = _packed(tokens)
+    stride = block_size * _U32
+    starts = range(0, max(len(tokens) - 1, 0) // block_size * stride, stride)
+    return [xxhash.xxh3_64_intdigest(packed[lo : lo + stride + _U32], seed) for lo in starts]
+
+
+def chain_hashes(local: Sequence[int]) -> list[BlockHash]:
+    """Names of the blocks with all that stands before them: S0 = L0, Si = xxh3(S[i-1], L[i])."""
+    chain: list[BlockHash] = []
+    for link in local:
+        if chain:
+            link = xxhash.xxh3_64_intdigest(struct.pack("<2Q", chain[-1], link), BASE_SEED)
+        chain.append(BlockHash(link))
+    return chain
+
+
+def image_hash(image_id: str) -> int:
+    """64-bit hash of an image: the first 16 digits of an id of 64 hex digits, otherwise the hash of the id."""
+    if len(image_id) == _IMAGE_HASH_DIGITS and all(c in "0123456789abcdefABCDEF" for c in image_id):
+        return int(image_id[:16], 16)
+    return xxhash.xxh3_64_intdigest(image_id.encode(), 0)
+
+
+def placeholder_token(image: int) -> int:
+    """The token id that stands for an image of that hash in a prompt."""
+    return FIRST_PLACEHOLDER_TOKEN + (image & _PLACEHOLDER_MASK)
+
+
+def trace_tokens(hash_ids: Sequence[int], key_tokens: int, isl: int) -> list[int]:
+    """The tokens that a trace's hash ids stand for, `key_tokens` per id, cut to `isl` tokens.
+
+    For engines that want token ids; the simulator compares the ids themselves (`blocks.ContentTree`), with equal
+    results. Raises ConfigError when the ids do not reach `isl`.
+    """
+    covered = len(hash_ids) * key_tokens
+    if covered < isl:
+        raise ConfigError(
+            f"{len(hash_ids)} hash ids of {key_tokens} tokens cover {covered} tokens, the prompt has {isl}; "
+            "give the trace's own tokens per hash id"
+        )
+    return [
+        xxhash.xxh3_64_intdigest(struct.pack("<QI", hash_ids[i // key_tokens], i % key_tokens), BASE_SEED)
+        & _TRACE_TOKEN_MASK
+        for i in range(isl)
+    ]
+
+
+def _check_block_size(block_size: int) -> None:
+    if block_size < 1:
+        raise ConfigError(f"block_size is {block_size} tokens, at least 1 is needed; 16 is usual")
+
+
+def _packed(tokens: Sequence[int]) -> bytes:
+    try:
+        return struct.pack(f"<{len(tokens)}I", *tokens)
+    except struct.error:
+        at, token = next((i, t) for i, t in enumerate(tokens) if not 0 <= t < 2**32)
+        raise ConfigError(f"token {token} at position {at} does not fit 32 bits; ids are 0 to {2**32 - 1}") from None

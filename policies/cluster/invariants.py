@@ -1,0 +1,273 @@
+"""What must hold whatever the trace, the policies and the world: numbered, checked from outside.
+
+`Invariants` watches the (event, actions) pairs of a run and keeps its own small account; nothing here asks the code
+under watch whether it did right. A broken promise raises InvariantError with the rule, what was found and the story
+of the request or worker. It must never change what it watches.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from policies.cluster.actions import Action, AddWorker, Cancel, Dispatch, DrainWorker, Reject, SetTimer
+from policies.cluster.events import (
+    ENDS,
+    Event,
+    FirstToken,
+    RequestArrived,
+    RequestEvent,
+    RequestFinished,
+    RequestRejected,
+    TimerFired,
+    TokensEmitted,
+    WorkerDraining,
+    WorkerEvent,
+    WorkerLost,
+    WorkerReported,
+    WorkerUp,
+)
+from policies.cluster.ids import RequestId, WorkerId
+from policies.cluster.state import ClusterView
+from policies.errors import InvariantError
+
+
+class Rule(NamedTuple):
+    """A promise: its number, what is promised, and what shows that it holds."""
+
+    number: str
+    statement: str
+    evidence: str
+
+
+CLOCK = Rule("I1", "The clock never goes back.", "at_s of each event against the one before it, in order of posting")
+CAUSE = Rule("I2", "A report is known no earlier than it was measured.", "measured_s <= at_s of every WorkerReported")
+LIFE = Rule(
+    "I3",
+    "A request arrives once, and nothing happens to it before it arrives or after it ends.",
+    "every request event against the set of requests that arrived and did not end",
+)
+CONSERVED = Rule(
+    "I4",
+    "Arrived = open + completed + rejected + failed + cancelled.",
+    "counts of arrivals and endings, against the requests that the view shows",
+)
+LIVE = Rule(
+    "I5",
+    "Work goes only to workers that are up and not draining.",
+    "every Dispatch against the workers that came up, minus those that drain or are lost",
+)
+IN_FLIGHT = Rule(
+    "I6",
+    "A worker's in-flight count is the number of open dispatches to it, never below zero.",
+    "dispatches and endings counted per worker, against the view",
+)
+ANSWERED = Rule(
+    "I7",
+    "Every action ends in exactly one terminal event.",
+    "Dispatch: end of the request or loss of the worker; Reject: RequestRejected; Cancel: end of the request; "
+    "DrainWorker: WorkerLost; SetTimer: TimerFired or a later SetTimer of that name",
+)
+SOURCE = Rule(
+    "I8",
+    "Tokens of a request come from the worker that it was sent to.",
+    "worker_id of FirstToken, TokensEmitted and RequestFinished against the open dispatch",
+)
+BLOCKS = Rule(
+    "I9",
+    "Every block of a pool is in exactly one place: free + private + active + inactive + reserved = total.",
+    "the pool's own counts, each >= 0, added up",
+)
+DRAINED = Rule("I10", "A complete run leaves no request open.", "the set of open requests when the run is over")
+
+RULES = (CLOCK, CAUSE, LIFE, CONSERVED, LIVE, IN_FLIGHT, ANSWERED, SOURCE, BLOCKS, DRAINED)
+
+_STORY_PAIRS = 64
+"""How many of the last (event, actions) pairs a story is told from."""
+
+
+def check_blocks(free: int, private: int, active_cached: int, inactive: int, reserved: int, total: int) -> None:
+    """Rule I9 for one pool, in blocks. Raises InvariantError with the counts."""
+    parts = (free, private, active_cached, inactive, reserved)
+    if sum(parts) != total or min(parts) < 0:
+        raise broken(
+            BLOCKS,
+            f"{free} free + {private} private + {active_cached} active cached + {inactive} inactive + "
+            f"{reserved} reserved = {sum(parts)} of {total} blocks",
+        )
+
+
+def check_conserved(arrived: int, open_requests: int, ended: int) -> None:
+    """Rule I4 from counts alone; cheap enough for the end of every run. Raises InvariantError with the counts."""
+    if arrived != open_requests + ended or open_requests < 0:
+        raise broken(CONSERVED, f"{arrived} arrived, {open_requests} open, {ended} ended")
+
+
+def broken(rule: Rule, found: str, story: str = "") -> InvariantError:
+    """The error that says which promise was broken, by what, and what went before."""
+    text = f"{rule.number}: {rule.statement} Found: {found}."
+    return InvariantError(f"{text}\n{story}" if story else text)
+
+
+class Invariants:
+    """Watches one run: `observe` every pair in order, `audit` the view whenever wanted, `finish` at the end."""
+
+    def __init__(self) -> None:
+        self._now_s = float("-inf")
+        self._arrived = 0
+        self._ended = 0
+        self._open: set[RequestId] = set()
+        self._sent: dict[RequestId, WorkerId] = {}  # open dispatches
+        self._on: dict[WorkerId, set[RequestId]] = {}  # the same by worker; a key per worker that is not lost
+        self._draining: set[WorkerId] = set()
+        self._rejects: set[RequestId] = set()
+        self._cancels: set[RequestId] = set()
+        self._drains: set[WorkerId] = set()
+        self._timers: dict[str, float] = {}
+        self._past: deque[tuple[Event, tuple[Action, ...]]] = deque(maxlen=_STORY_PAIRS)
+
+    def observe(self, event: Event, actions: Sequence[Action]) -> None:
+        """Take in one step of the controller. Raises InvariantError at the first broken promise."""
+        self._past.append((event, tuple(actions)))
+        if event.at_s < self._now_s:
+            raise broken(CLOCK, f"{event!r} after {self._now_s} s")
+        self._now_s = event.at_s
+        if isinstance(event, RequestEvent):
+            self._on_request(event)
+        elif isinstance(event, WorkerEvent):
+            self._on_worker(event)
+        elif isinstance(event, TimerFired) and self._timers.pop(event.name, None) is None:
+            raise broken(ANSWERED, f"{event!r}, a timer that nobody set or that fired before")
+        for action in actions:
+            self._on_action(action)
+
+    def audit(self, view: ClusterView) -> None:
+        """Compare the account with what policies are shown. Raises InvariantError where they differ."""
+        check_conserved(self._arrived, len(view.requests), self._ended)
+        if view.requests.keys() != self._open:
+            raise broken(
+                CONSERVED, f"open in the view only or in the account only: {view.requests.keys() ^ self._open}"
+            )
+        for worker_id, worker in view.workers.items():
+            mine = len(self._on.get(worker_id, ()))
+            if worker.in_flight != mine:
+                raise broken(IN_FLIGHT, f"worker {worker_id} shows {worker.in_flight} in flight, {mine} are open")
+        live = [worker.worker_id for worker in view.live]
+        mine_live = sorted(self._on.keys() - self._draining)
+        if live != mine_live:
+            raise broken(LIVE, f"the view offers workers {live}, up and not draining are {mine_live}")
+
+    def finish(self, *, partial: bool = False) -> None:
+        """Check the end of a run; a `partial` run (stopped half-way) may leave requests and orders open."""
+        check_conserved(self._arrived, len(self._open), self._ended)
+        if partial:
+            return
+        if self._open:
+            some = sorted(self._open)[:10]
+            raise broken(DRAINED, f"{len(self._open)} requests open, among them {some}", self._story(some[0]))
+        waiting = sorted(self._rejects | self._cancels | self._sent.keys())
+        if waiting:
+            raise broken(ANSWERED, f"no terminal event for orders about requests {waiting[:10]}")
+        overdue = sorted(name for name, due_s in self._timers.items() if due_s < self._now_s)
+        if overdue:
+            raise broken(ANSWERED, f"timers {overdue} were due before the end at {self._now_s} s and did not fire")
+
+    # ------------------------------------------------------------ events
+
+    def _on_request(self, event: RequestEvent) -> None:
+        request_id = event.request_id
+        if isinstance(event, RequestArrived):
+            if request_id in self._open:
+                raise broken(LIFE, f"{event!r}, which is open already", self._story(request_id))
+            self._open.add(request_id)
+            self._arrived += 1
+            return
+        if request_id not in self._open:
+            raise broken(LIFE, f"{event!r}, which is not open", self._story(request_id))
+        if isinstance(event, FirstToken | TokensEmitted | RequestFinished):
+            sent = self._sent.get(request_id)
+            if event.worker_id != sent:
+                raise broken(SOURCE, f"{event!r}, sent to worker {sent}", self._story(request_id))
+        if type(event) in ENDS:
+            self._on_end(event)
+
+    def _on_end(self, event: RequestEvent) -> None:
+        request_id = event.request_id
+        if request_id in self._rejects and not isinstance(event, RequestRejected):
+            raise broken(ANSWERED, f"{event!r} answers a Reject", self._story(request_id))
+        self._open.discard(request_id)
+        self._ended += 1
+        self._rejects.discard(request_id)
+        self._cancels.discard(request_id)
+        worker_id = self._sent.pop(request_id, None)
+        if worker_id is not None:
+            self._on[worker_id].discard(request_id)
+
+    def _on_worker(self, event: WorkerEvent) -> None:
+        worker_id = event.worker_id
+        match event:
+            case WorkerReported() if event.measured_s > event.at_s:
+                raise broken(CAUSE, f"{event!r}")
+            case WorkerUp():
+                if worker_id in self._on:
+                    raise broken(LIVE, f"{event!r}, which is up already and was not lost", self._story(worker_id))
+                self._on[worker_id] = set()
+            case WorkerDraining():
+                self._draining.add(worker_id)
+            case WorkerLost():
+                self._draining.discard(worker_id)
+                self._drains.discard(worker_id)
+                for request_id in self._on.pop(worker_id, ()):
+                    del self._sent[request_id]
+
+    # ------------------------------------------------------------ actions
+
+    def _on_action(self, action: Action) -> None:
+        match action:
+            case Dispatch():
+                self._on_dispatch(action)
+            case Reject():
+                if action.request_id not in self._open or action.request_id in self._sent:
+                    raise broken(LIFE, f"{action!r}, which is not open or already sent", self._story(action.request_id))
+                if action.request_id in self._rejects:
+                    raise broken(ANSWERED, f"{action!r}, twice", self._story(action.request_id))
+                self._rejects.add(action.request_id)
+            case Cancel():
+                if action.request_id not in self._open:
+                    raise broken(LIFE, f"{action!r}, which is not open", self._story(action.request_id))
+                self._cancels.add(action.request_id)
+            case AddWorker():
+                pass  # a start may still be under way when the run ends
+            case DrainWorker():
+                if action.worker_id not in self._on or action.worker_id in self._drains:
+                    raise broken(LIVE, f"{action!r}, which is not up or drains already", self._story(action.worker_id))
+                self._drains.add(action.worker_id)
+            case SetTimer():
+                self._timers[action.name] = action.due_s
+            case _:
+                raise broken(ANSWERED, f"{type(action).__name__} has no terminal event; name one in {__name__}")
+
+    def _on_dispatch(self, action: Dispatch) -> None:
+        request_id, worker_id = action.request_id, action.worker_id
+        if worker_id not in self._on or worker_id in self._draining:
+            state = "draining" if worker_id in self._draining else "not up"
+            raise broken(LIVE, f"{action!r}, and the worker is {state}", self._story(worker_id))
+        if request_id not in self._open or request_id in self._rejects:
+            raise broken(LIFE, f"{action!r}, which is not open or already refused", self._story(request_id))
+        if request_id in self._sent:
+            raise broken(ANSWERED, f"{action!r}, and an earlier Dispatch is open", self._story(request_id))
+        self._sent[request_id] = worker_id
+        self._on[worker_id].add(request_id)
+
+    def _story(self, key: RequestId | WorkerId) -> str:
+        """The last pairs that name a request or a worker, oldest first."""
+        lines = []
+        for event, actions in self._past:
+            told = [
+                thing
+                for thing in (event, *actions)
+                if key in (getattr(thing, "request_id", None), getattr(thing, "worker_id", None))
+            ]
+            lines += [f"  {event.at_s} s: {thing!r}" for thing in told]
+        return "\n".join(lines)

@@ -1,0 +1,133 @@
+"""What every mode of the router shares: pins, refusals, explanations, counters. A mode only chooses.
+
+A subclass says how to choose among the live workers (`_choose`), and may keep books (`_learn`, `_sent`) and explain
+itself (`_explain`). It must never choose a worker that is not in the list that it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
+
+from policies.cluster.actions import Action, Candidate, Dispatch, Reject
+from policies.cluster.events import Event, RequestArrived, WorkerLost, WorkerUp
+from policies.cluster.ids import RequestId, WorkerId
+from policies.cluster.state import ClusterView, WorkerView
+from policies.router.select import why_not
+from policies.router.settings import RouterSettings
+
+
+class Choice(NamedTuple):
+    """One of the live workers (`at` is its index), what decided (`rule`) and a text for the log."""
+
+    at: int
+    rule: str
+    reason: str
+    overlap_blocks: int = 0
+
+
+class Refusal(NamedTuple):
+    """Why a request is not sent anywhere; `code` is a word of router.md's table of refusals."""
+
+    code: str
+    reason: str
+
+
+class Router:
+    """A routing policy: one Dispatch or Reject for every request, at once."""
+
+    subscribes: ClassVar[frozenset[type[Event]]] = frozenset({RequestArrived, WorkerUp, WorkerLost})
+
+    def __init__(self, settings: RouterSettings) -> None:
+        self.settings = settings
+        self._explains = settings.explain
+        self._lost: set[WorkerId] = set()
+        self._decisions = 0
+        self._refusals: dict[str, int] = {}
+
+    def decide(self, event: Event, view: ClusterView) -> Sequence[Action]:
+        if isinstance(event, RequestArrived):
+            return (self._route(event, view),)
+        if isinstance(event, WorkerLost):
+            self._lost.add(event.worker_id)
+        elif isinstance(event, WorkerUp):
+            self._lost.discard(event.worker_id)
+        self._learn(event)
+        return ()
+
+    def counters(self) -> dict[str, int]:
+        """Counts for the report: `decisions`, `rejected_<code>`, and those of the mode."""
+        return {"decisions": self._decisions} | {f"rejected_{code}": n for code, n in sorted(self._refusals.items())}
+
+    # ------------------------------------------------------------ for modes
+
+    def _choose(self, event: RequestArrived, live: tuple[WorkerView, ...]) -> Choice | Refusal:
+        """One of `live`, which is sorted by id and not empty."""
+        raise NotImplementedError
+
+    def _learn(self, event: Event) -> None:
+        """Take in a subscribed event that is not an arrival."""
+
+    def _overlap_blocks(self, event: RequestArrived, worker_id: WorkerId) -> int:
+        """Blocks of the prompt that a worker has cached, as far as this mode knows."""
+        return 0
+
+    def _sent(self, event: RequestArrived, worker_id: WorkerId, overlap_blocks: int) -> None:
+        """The request goes to this worker."""
+
+    def _explain(self, event: RequestArrived, live: tuple[WorkerView, ...]) -> list[Candidate]:
+        """The live workers as this mode saw them when it chose; asked before `_sent`."""
+        return [Candidate(worker_id=worker.worker_id, in_flight=worker.in_flight) for worker in live]
+
+    # ------------------------------------------------------------ one decision
+
+    def _route(self, event: RequestArrived, view: ClusterView) -> Dispatch | Reject:
+        live = view.live
+        choice = self._pinned(event, view) if event.worker_hint is not None else self._free(event, live)
+        if isinstance(choice, Refusal):
+            return self._refuse(event.request_id, choice)
+        worker_id = live[choice.at].up.worker_id
+        candidates = self._candidates(event, view) if self._explains else ()
+        self._decisions += 1
+        self._sent(event, worker_id, choice.overlap_blocks)
+        return Dispatch(
+            request_id=event.request_id,
+            worker_id=worker_id,
+            rule=choice.rule,
+            reason=choice.reason,
+            overlap_blocks=choice.overlap_blocks,
+            candidates=candidates,
+        )
+
+    def _free(self, event: RequestArrived, live: tuple[WorkerView, ...]) -> Choice | Refusal:
+        if not live:
+            return Refusal("no_endpoints", "no worker takes new work")
+        return self._choose(event, live)
+
+    def _pinned(self, event: RequestArrived, view: ClusterView) -> Choice | Refusal:
+        """The worker that the client asked for: no scoring, but every filter holds."""
+        asked = event.worker_hint
+        assert asked is not None
+        worker = view.workers.get(asked)
+        if worker is None:
+            if asked in self._lost:
+                return Refusal("pinned_dead", f"worker {asked} was asked for and is lost")
+            return Refusal("unknown_pin", f"worker {asked} was asked for and is not known")
+        fence = why_not(worker)
+        if fence is not None:
+            return Refusal("pinned_dead", f"worker {asked} was asked for and is {fence}")
+        return Choice(view.live.index(worker), "pin", "asked for", self._overlap_blocks(event, asked))
+
+    def _refuse(self, request_id: RequestId, refusal: Refusal) -> Reject:
+        self._refusals[refusal.code] = self._refusals.get(refusal.code, 0) + 1
+        return Reject(request_id=request_id, code=refusal.code, reason=refusal.reason)
+
+    def _candidates(self, event: RequestArrived, view: ClusterView) -> tuple[Candidate, ...]:
+        """All workers by id: the live ones with the mode's terms, the others with why they could not be chosen."""
+        told = self._explain(event, view.live)
+        fenced = [
+            Candidate(worker_id=worker_id, in_flight=worker.in_flight, why_not=fence)
+            for worker_id, worker in view.workers.items()
+            if (fence := why_not(worker)) is not None
+        ]
+        return tuple(sorted(told + fenced, key=lambda candidate: candidate.worker_id))

@@ -1,0 +1,189 @@
+"""The books: what each worker was sent and has not finished, as the router itself knows it.
+
+A request is booked when it is dispatched, its prompt tokens count until its first token, and everything is freed at its
+end or when the worker is lost; any of these may come late or twice. Blocks of prompts that share a prefix count once
+per worker. Nothing is ever freed by age, and after a drain everything is zero.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Mapping
+
+from policies.cluster.blocks import NO_BLOCKS, BlockPath, Branch
+from policies.cluster.ids import RequestId, WorkerId
+from policies.errors import InvariantError
+from policies.router.walk import Ends, depths
+
+
+class Load:
+    """What one worker has open: distinct KV `blocks`, `prefill_tokens` still to compute, `requests`."""
+
+    __slots__ = ("_ends", "blocks", "prefill_tokens", "requests", "worker_id")
+
+    def __init__(self, worker_id: WorkerId) -> None:
+        self.worker_id = worker_id
+        self.blocks = 0
+        self.prefill_tokens = 0
+        self.requests = 0
+        self._ends: dict[Branch, list[int]] = {}  # per branch: where each open request leaves it, ascending
+
+    def __repr__(self) -> str:
+        return f"Load({self.worker_id}: {self.prefill_tokens} tokens, {self.blocks} blocks, {self.requests} requests)"
+
+
+class _Booking:
+    """One open request: where it is (None once that worker was lost) and what it holds there."""
+
+    __slots__ = ("emitted_tokens", "load", "own_blocks", "path", "prefill_tokens")
+
+    def __init__(self, load: Load, path: BlockPath, own_blocks: int, prefill_tokens: int) -> None:
+        self.load: Load | None = load
+        self.path = path
+        self.own_blocks = own_blocks
+        self.prefill_tokens = prefill_tokens
+        self.emitted_tokens = 0
+
+
+class Books:
+    """Open work of every worker. `unknown_frees` counts ends of requests that were not booked."""
+
+    __slots__ = ("_block_size", "_bookings", "_ends", "_loads", "unknown_frees")
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._ends: Ends = {}
+        self._loads: dict[WorkerId, Load] = {}
+        self._bookings: dict[RequestId, _Booking] = {}
+        self.unknown_frees = 0
+
+    def __len__(self) -> int:
+        """Requests booked and not ended."""
+        return len(self._bookings)
+
+    def __contains__(self, request_id: RequestId) -> bool:
+        return request_id in self._bookings
+
+    @property
+    def loads(self) -> Mapping[WorkerId, Load]:
+        return self._loads
+
+    @property
+    def size(self) -> int:
+        """Entries of all tables but the list of workers, a measure of memory: 0 when nothing is open."""
+        per_worker = sum(len(load._ends) for load in self._loads.values())
+        return len(self._bookings) + len(self._ends) + per_worker
+
+    def load(self, worker_id: WorkerId) -> Load:
+        """The open work of a worker, which is empty for one not seen before."""
+        load = self._loads.get(worker_id)
+        if load is None:
+            load = self._loads[worker_id] = Load(worker_id)
+        return load
+
+    def depths(self, path: BlockPath) -> dict[WorkerId, int]:
+        """Leading blocks of `path` that open requests of each worker already use; none: left out."""
+        return depths(self._ends, path)
+
+    def book(
+        self, request_id: RequestId, worker_id: WorkerId, path: BlockPath | None, own_blocks: int, prefill_tokens: int
+    ) -> None:
+        """A request was sent to a worker: `path` are blocks that others may share, `own_blocks` are further ones."""
+        earlier = self._bookings.get(request_id)
+        if earlier is not None and earlier.load is not None:
+            raise InvariantError(f"request {request_id!r} is booked already; free it before it is sent again")
+        load = self.load(worker_id)
+        booking = _Booking(load, path or NO_BLOCKS, own_blocks, prefill_tokens)
+        self._bookings[request_id] = booking
+        load.requests += 1
+        load.prefill_tokens += prefill_tokens
+        load.blocks += own_blocks + self._enter(load, booking.path)
+
+    def prefill_done(self, request_id: RequestId) -> None:
+        """The prompt is computed; a repetition, or a request that is not booked, changes nothing."""
+        booking = self._bookings.get(request_id)
+        if booking is not None and booking.load is not None:
+            booking.load.prefill_tokens -= booking.prefill_tokens
+            booking.prefill_tokens = 0
+
+    def emit(self, request_id: RequestId, tokens: int) -> None:
+        """Further output tokens: one more own block at each multiple of the block size."""
+        booking = self._bookings.get(request_id)
+        if booking is None or booking.load is None:
+            return
+        before = booking.emitted_tokens // self._block_size
+        booking.emitted_tokens += tokens
+        grown = booking.emitted_tokens // self._block_size - before
+        booking.own_blocks += grown
+        booking.load.blocks += grown
+
+    def free(self, request_id: RequestId) -> None:
+        """A request ended, however; of one that is not booked only the count is kept."""
+        booking = self._bookings.pop(request_id, None)
+        if booking is None:
+            self.unknown_frees += 1
+            return
+        load = booking.load
+        if load is not None:
+            load.requests -= 1
+            load.prefill_tokens -= booking.prefill_tokens
+            load.blocks -= booking.own_blocks + self._leave(load, booking.path)
+
+    def lose(self, worker_id: WorkerId) -> None:
+        """A worker is gone: its work is freed at once, the ends of its requests may still come."""
+        load = self._loads.pop(worker_id, None)
+        if load is None:
+            return
+        for branch in load._ends:
+            self._forget(branch, worker_id)
+        for booking in self._bookings.values():
+            if booking.load is load:
+                booking.load = None
+                booking.path = NO_BLOCKS
+
+    # ------------------------------------------------------------ distinct blocks
+    # Every path enters a branch at its start, so the distinct blocks of a worker in a branch are those up to the
+    # farthest end.
+
+    def _enter(self, load: Load, path: BlockPath) -> int:
+        """Count a path in; returns how many of its blocks are new on that worker."""
+        grown = 0
+        for branch, end in path.pieces:
+            ends = load._ends.get(branch)
+            if ends is None:
+                load._ends[branch] = [end]
+                grown += end - branch.start
+            elif end > ends[-1]:
+                grown += end - ends[-1]
+                ends.append(end)
+            else:
+                insort(ends, end)
+                continue
+            here = self._ends.get(branch)
+            if here is None:
+                here = self._ends[branch] = {}
+            here[load.worker_id] = end
+        return grown
+
+    def _leave(self, load: Load, path: BlockPath) -> int:
+        """Count a path out; returns how many blocks nobody on that worker uses any more."""
+        shrunk = 0
+        for branch, end in path.pieces:
+            ends = load._ends[branch]
+            if len(ends) == 1:
+                del load._ends[branch]
+                shrunk += end - branch.start
+                self._forget(branch, load.worker_id)
+            elif end == ends[-1]:
+                ends.pop()
+                shrunk += end - ends[-1]
+                self._ends[branch][load.worker_id] = ends[-1]
+            else:
+                del ends[bisect_left(ends, end)]
+        return shrunk
+
+    def _forget(self, branch: Branch, worker_id: WorkerId) -> None:
+        here = self._ends[branch]
+        del here[worker_id]
+        if not here:
+            del self._ends[branch]

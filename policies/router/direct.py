@@ -1,0 +1,14 @@
+"""Direct: the client says which worker. A request that does not say is refused, never sent to some other worker."""
+
+from __future__ import annotations
+
+from policies.cluster.events import RequestArrived
+from policies.cluster.state import WorkerView
+from policies.router.base import Refusal, Router
+
+
+class Direct(Router):
+    """Everything else is the pin that all modes know."""
+
+    def _free(self, event: RequestArrived, live: tuple[WorkerView, ...]) -> Refusal:
+        return Refusal("bad_hint", "mode direct needs a worker id with every request")

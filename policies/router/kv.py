@@ -1,0 +1,272 @@
+"""Mode kv: the worker where the request costs least, counting what is cached there and what is open there.
+
+The index learns what workers hold from their block events; the books know what was sent where, so a decision sees every
+booking before it. No load is read from the view. What workers hold below device memory is not looked at here yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from policies.cluster.actions import Candidate
+from policies.cluster.blocks import BlockPath
+from policies.cluster.draws import draw
+from policies.cluster.events import (
+    ENDS,
+    BlocksCleared,
+    BlocksRemoved,
+    BlocksStored,
+    Event,
+    FirstToken,
+    PrefillDone,
+    RequestArrived,
+    RequestCancelled,
+    RequestFailed,
+    RequestFinished,
+    RequestRejected,
+    TokensEmitted,
+    WorkerLost,
+    WorkerUp,
+)
+from policies.cluster.ids import Tier, WorkerId
+from policies.cluster.state import WorkerView
+from policies.errors import CapabilityError, ConfigError
+from policies.router import cost
+from policies.router.base import Choice, Router
+from policies.router.books import Books, Load
+from policies.router.index import PrefixIndex
+from policies.router.select import Ties, softmax
+from policies.router.settings import RouterSettings
+
+_INDEX_EMPTY_AFTER = 100
+"""Finished requests after which an index that never saw a block means that block events do not arrive."""
+
+_NOBODY: Mapping[WorkerId, int] = {}
+
+
+class Kv(Router):
+    """Cost-based routing over the device tier.
+
+    Counters: `kv_index_empty` is 1 when 100 requests finished before any block was reported; `overlap_differs` counts
+    decisions whose candidates differed in cached blocks; `non_max_overlap` those that went to a worker with less
+    cached than another had, `overlap_lost_blocks` how much less; the rest as in `index` and `books`.
+    """
+
+    subscribes: ClassVar[frozenset[type[Event]]] = Router.subscribes | {
+        BlocksStored,
+        BlocksRemoved,
+        BlocksCleared,
+        PrefillDone,
+        FirstToken,
+        *ENDS,
+    }
+
+    def __init__(self, settings: RouterSettings) -> None:
+        super().__init__(settings)
+        if not settings.use_kv_events:
+            raise CapabilityError(
+                "router.use_kv_events is off: an index built from dispatches alone is not available yet; "
+                "leave it on, or use mode least-loaded"
+            )
+        self._weights = cost.weights(settings)
+        self._ties = Ties(settings.tie_break, settings.seed)
+        self._index = PrefixIndex()
+        self._books = Books(settings.block_size)
+        self._up: set[WorkerId] = set()
+        self._seated: tuple[WorkerView, ...] = ()
+        self._loads: list[Load] = []
+        self._finished = 0
+        self._stores = 0
+        self._index_empty = 0
+        self._other_tier_events = 0
+        self._stale_events = 0
+        self._overlap_differs = 0
+        self._non_max_overlap = 0
+        self._overlap_lost_blocks = 0
+
+    def counters(self) -> dict[str, int]:
+        index, books = self._index, self._books
+        return super().counters() | {
+            "kv_index_empty": self._index_empty,
+            "overlap_differs": self._overlap_differs,
+            "non_max_overlap": self._non_max_overlap,
+            "overlap_lost_blocks": self._overlap_lost_blocks,
+            "index_blocks": len(index),
+            "duplicate_stores": index.duplicate_stores,
+            "orphan_stores": index.orphan_stores,
+            "unknown_removals": index.unknown_removals,
+            "other_tier_events": self._other_tier_events,
+            "stale_events": self._stale_events,
+            "open_bookings": len(books),
+            "unknown_free": books.unknown_frees,
+        }
+
+    # ------------------------------------------------------------ what happened
+
+    def _learn(self, event: Event) -> None:
+        if isinstance(event, BlocksStored | BlocksRemoved):
+            self._on_blocks(event)
+        elif isinstance(event, PrefillDone | FirstToken):
+            self._books.prefill_done(event.request_id)
+        elif isinstance(event, RequestFinished | RequestRejected | RequestFailed | RequestCancelled):
+            self._on_end(event)
+        elif isinstance(event, BlocksCleared):
+            if event.tier in (None, Tier.G1_DEVICE):
+                self._index.clear(event.worker_id)
+        elif isinstance(event, WorkerUp):
+            self._check_block_size(event)
+            self._forget(event.worker_id)  # whoever had this id before: the new one holds nothing
+            self._up.add(event.worker_id)
+        elif isinstance(event, WorkerLost):
+            self._forget(event.worker_id)
+            self._up.discard(event.worker_id)
+
+    def _on_blocks(self, event: BlocksStored | BlocksRemoved) -> None:
+        if event.worker_id not in self._up:
+            self._stale_events += 1  # late news of a worker that is gone must not bring its blocks back
+        elif event.tier is not Tier.G1_DEVICE:
+            self._other_tier_events += 1
+        elif isinstance(event, BlocksStored):
+            self._stores += 1
+            self._index.store(event.worker_id, event.runs)
+        else:
+            self._index.remove(event.worker_id, event.runs)
+
+    def _on_end(self, event: RequestFinished | RequestRejected | RequestFailed | RequestCancelled) -> None:
+        if event.request_id in self._books or event.worker_id is not None:  # else it was never sent
+            self._books.free(event.request_id)
+        if isinstance(event, RequestFinished):
+            self._finished += 1
+            if self._finished == _INDEX_EMPTY_AFTER and not self._stores:
+                self._index_empty = 1
+
+    def _forget(self, worker_id: WorkerId) -> None:
+        self._index.clear(worker_id)
+        self._books.lose(worker_id)
+        self._ties.forget(worker_id)
+        self._seated = ()
+
+    def _check_block_size(self, up: WorkerUp) -> None:
+        if up.block_size != self.settings.block_size:
+            raise ConfigError(
+                f"worker {up.worker_id} ({up.name}) has KV blocks of {up.block_size} tokens, the router counts in "
+                f"blocks of {self.settings.block_size}: no prefix would ever match; give both the same block_size"
+            )
+
+    # ------------------------------------------------------------ one decision
+
+    def _choose(self, event: RequestArrived, live: tuple[WorkerView, ...]) -> Choice:
+        self._seat(live)
+        loads = self._see(event)
+        costs = cost.costs(self._weights, event.isl, self.settings.block_size, loads)
+        temperature = self.settings.router_temperature
+        if temperature > 0:
+            u = draw(self.settings.seed, "softmax", event.request_id)
+            index, rule = softmax(u, costs, temperature), "softmax"
+        else:
+            index, rule = self._ties.lowest(event.request_id, costs, [load.worker_id for load in self._loads])
+        _, _, requests, overlap_blocks = loads[index]
+        self._note_overlap(loads, overlap_blocks)
+        reason = f"cost {costs[index]:.2f}, {overlap_blocks} blocks cached, {requests} open"
+        return Choice(index, rule, reason, overlap_blocks)
+
+    def _seat(self, live: tuple[WorkerView, ...]) -> None:
+        if live is not self._seated:  # the view hands out the same tuple until the workers change
+            self._loads = [self._books.load(worker.up.worker_id) for worker in live]
+            self._seated = live
+
+    def _see(self, event: RequestArrived) -> list[cost.DeviceLoad]:
+        """The seated workers as the formula sees them for this request."""
+        device = self._cached(event)
+        added, shared = self._added(event)
+        return [
+            (
+                load.prefill_tokens,
+                load.blocks + added - shared.get(load.worker_id, 0),
+                load.requests,
+                device.get(load.worker_id, 0),
+            )
+            for load in self._loads
+        ]
+
+    def _cached(self, event: RequestArrived) -> Mapping[WorkerId, int]:
+        """Leading blocks that each worker has cached, but never the whole prompt: its last token is always computed."""
+        path = event.blocks
+        if path is None:
+            return _NOBODY
+        usable = (event.isl - 1) // self.settings.block_size
+        depths = self._index.depths(path)
+        if usable < path.blocks:
+            return {worker_id: min(depth, usable) for worker_id, depth in depths.items()}
+        return depths
+
+    def _added(self, event: RequestArrived) -> tuple[int, Mapping[WorkerId, int]]:
+        """Blocks that the request would add to a worker's active ones, and those of them that it has active already."""
+        settings = self.settings
+        if settings.decode_basis == "active" or not settings.track_active_blocks:
+            return 0, _NOBODY
+        path = self._shared_path(event)
+        if path is None:
+            return event.isl // settings.block_size, _NOBODY
+        return path.blocks, self._books.depths(path)
+
+    def _shared_path(self, event: RequestArrived) -> BlockPath | None:
+        return event.blocks if self.settings.assume_kv_reuse else None
+
+    def _note_overlap(self, loads: list[cost.DeviceLoad], chosen_blocks: int) -> None:
+        overlaps = [load[3] for load in loads]
+        best = max(overlaps)
+        if min(overlaps) < best:
+            self._overlap_differs += 1
+            if chosen_blocks < best:
+                self._non_max_overlap += 1
+                self._overlap_lost_blocks += best - chosen_blocks
+
+    def _overlap_blocks(self, event: RequestArrived, worker_id: WorkerId) -> int:
+        return self._cached(event).get(worker_id, 0)
+
+    def _sent(self, event: RequestArrived, worker_id: WorkerId, overlap_blocks: int) -> None:
+        settings = self.settings
+        path, own_blocks = None, 0
+        if settings.track_active_blocks:
+            path = self._shared_path(event)
+            own_blocks = event.isl // settings.block_size if path is None else 0
+        prefill_tokens = event.isl - overlap_blocks * settings.block_size
+        self._books.book(event.request_id, worker_id, path, own_blocks, prefill_tokens)
+        self._ties.note(worker_id)
+
+    def _explain(self, event: RequestArrived, live: tuple[WorkerView, ...]) -> list[Candidate]:
+        self._seat(live)
+        loads = [cost.Load(*load) for load in self._see(event)]
+        least = min(load.active_prefill_tokens for load in loads)
+        told = []
+        for worker, load in zip(live, loads, strict=True):
+            terms = cost.terms(self._weights, event.isl, self.settings.block_size, load, least)
+            told.append(
+                Candidate(
+                    worker_id=worker.worker_id,
+                    in_flight=worker.in_flight,
+                    cost=terms.cost_blocks,
+                    overlap_blocks=load.device_blocks,
+                    prefill_blocks=terms.raw_prefill_blocks,
+                    credit_blocks=terms.credit_blocks,
+                    decode_blocks=terms.decode_blocks,
+                    active_prefill_tokens=load.active_prefill_tokens,
+                    active_requests=load.active_requests,
+                )
+            )
+        return told
+
+
+class KvOutput(Kv):
+    """Mode kv with `track_output_blocks`: generated tokens count as blocks too, a block at each full one."""
+
+    subscribes: ClassVar[frozenset[type[Event]]] = Kv.subscribes | {TokensEmitted}
+
+    def _learn(self, event: Event) -> None:
+        super()._learn(event)
+        if isinstance(event, FirstToken):
+            self._books.emit(event.request_id, 1)
+        elif isinstance(event, TokensEmitted):
+            self._books.emit(event.request_id, event.n)

@@ -1,0 +1,79 @@
+"""Who may be chosen, and which one when costs are equal or a temperature is set.
+
+Candidates always come sorted by worker id, so that an index means the same in every run. Draws are counter-based
+(`policies.cluster.draws`): a choice is a function of seed, request and costs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from policies.cluster.draws import draw, pick
+from policies.cluster.ids import RequestId, WorkerId
+from policies.cluster.state import WorkerView
+from policies.router.settings import TieBreak
+
+
+def why_not(worker: WorkerView) -> str | None:
+    """Why a worker cannot be chosen, None when it can. A fence is never bypassed, not by a pin either."""
+    return "draining" if worker.draining else None
+
+
+class Ties:
+    """Chooses among equals. `note` each dispatch: the rule least_recent needs to know who was used when."""
+
+    __slots__ = ("_noted", "_rule", "_seed", "_turn")
+
+    def __init__(self, rule: TieBreak, seed: int) -> None:
+        self._rule = rule
+        self._seed = seed
+        self._noted: dict[WorkerId, int] = {}
+        self._turn = 0
+
+    def note(self, worker_id: WorkerId) -> None:
+        """A request was sent to this worker."""
+        if self._rule == "least_recent":
+            self._turn += 1
+            self._noted[worker_id] = self._turn
+
+    def forget(self, worker_id: WorkerId) -> None:
+        """The worker is gone."""
+        self._noted.pop(worker_id, None)
+
+    def choose(self, request_id: RequestId, equals: Sequence[WorkerId]) -> int:
+        """Index into `equals` (sorted by id, at least two)."""
+        if self._rule == "lowest_id":
+            return 0
+        if self._rule == "least_recent":
+            turns = [self._noted.get(worker_id, 0) for worker_id in equals]
+            return turns.index(min(turns))
+        return pick(draw(self._seed, "tie", request_id), len(equals))
+
+    def lowest(self, request_id: RequestId, costs: Sequence[float], worker_ids: Sequence[WorkerId]) -> tuple[int, str]:
+        """Index of the lowest cost and the rule that decided, `min` or `tie`; equal means exactly equal."""
+        least = min(costs)
+        if costs.count(least) == 1:
+            return costs.index(least), "min"
+        equals = [i for i, cost in enumerate(costs) if cost == least]
+        return equals[self.choose(request_id, [worker_ids[i] for i in equals])], "tie"
+
+
+def shares(costs: Sequence[float], temperature: float) -> list[float]:
+    """Probability of each candidate at a temperature above 0: p ~ exp(-(cost - min) / ((max - min) * T))."""
+    least, spread = min(costs), max(costs) - min(costs)
+    if spread == 0:
+        return [1 / len(costs)] * len(costs)
+    odds = [math.exp(-(cost - least) / (spread * temperature)) for cost in costs]
+    total = sum(odds)
+    return [odd / total for odd in odds]
+
+
+def softmax(u: float, costs: Sequence[float], temperature: float) -> int:
+    """Index of the candidate whose share of [0, 1) u falls into; the last one when rounding leaves a gap."""
+    reached = 0.0
+    for i, share in enumerate(shares(costs, temperature)):
+        reached += share
+        if u < reached:
+            return i
+    return len(costs) - 1
