@@ -1,0 +1,1 @@
+"""The commands of `twin`: each parses its options, calls a library, prints, and says how it ended."""
