@@ -8,20 +8,21 @@ from twin.engine.sequence import Sequence
 class StepPlan:
     """One step, or a leap of `steps` decode steps, from `start_s` to `end_s`.
 
-    `entering` emit their first token (or first after a preemption) at the end. `literal` steps were scheduled request
-    by request and list in `emitting` everybody who emits; `failed` can never go on. An `exclusive` step is prompt work
-    alone: the decode batch stands still.
+    A `mixed` step computes prompts, perhaps beside decodes; without it (and if not `literal`) the plan is decode steps
+    alone. `entering` emit their first token (or first after a preemption) at the end. `literal` steps were scheduled
+    request by request, and their `entering` is everybody who emits; `failed` can never go on. An `exclusive` step is
+    prompt work alone: the decode batch stands still.
     """
 
     __slots__ = (
         "chunks",
         "decodes",
-        "emitting",
         "end_s",
         "entering",
         "exclusive",
         "failed",
         "literal",
+        "mixed",
         "preempted",
         "prefill_tokens",
         "start_s",
@@ -36,8 +37,8 @@ class StepPlan:
         self.prefill_tokens = 0
         self.decodes = 0
         self.entering: list[Sequence] = []
-        self.emitting: list[Sequence] = []
         self.failed: list[Sequence] = []
+        self.mixed = False
         self.literal = False
         self.exclusive = False
         self.preempted = 0

@@ -1,7 +1,7 @@
 """Instants are whole nanoseconds, held as the float nearest to that many seconds.
 
-So equal instants are equal: 0.1 + 0.2 and 0.3 are one instant, an arrival can meet the end of a step, and results do not
-depend on the order in which durations were added. Exact for runs of up to 104 days.
+So equal instants are equal: 0.1 + 0.2 and 0.3 are one instant, an arrival can meet the end of a step, and results do
+not depend on the order in which durations were added. Exact for runs of up to 104 days.
 """
 
 from __future__ import annotations

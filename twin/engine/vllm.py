@@ -94,7 +94,7 @@ class VllmEngine:
         """Running, waiting, active and cached blocks at `at_s`, within the planned `step`. Touches nothing."""
         pool = self.pool
         taken = freed = 0
-        if step is not None and not step.chunks and not step.literal:
+        if step is not None and not step.mixed and not step.literal:
             steps = 1
             while steps < step.steps and self._epoch_end(self._done + steps) <= at_s:
                 steps += 1
@@ -117,7 +117,7 @@ class VllmEngine:
                 return self._plan_literal(step)
             else:
                 self._plan_mixed(step)
-            if step.chunks:
+            if step.mixed:
                 return step
         elif self._literally:
             return self._plan_literal(step)
@@ -153,7 +153,7 @@ class VllmEngine:
         if self.settings.leap:
             steps = min(batch.next_finish(), piece.steps - self._done)
             if pool.events and steps > 1:  # the first eviction ends the leap, so that its event is on time
-                steps = min(steps, batch.steps_within(steps, pool.free) + 1)
+                steps = 1 if pool.removed else min(steps, batch.steps_within(steps, pool.free) + 1)
             step.steps = batch.steps_within(steps, pool.free + pool.inactive)
         step.end_s = self._epoch_end(self._done + step.steps)
         return step
@@ -167,7 +167,7 @@ class VllmEngine:
     def truncate(self, step: StepPlan, at_s: float) -> bool:
         """Shorten a planned leap to the step in which `at_s` falls; returns whether its end has moved."""
         planned = step.steps
-        if planned == 1 or step.literal or step.chunks:
+        if planned == 1:
             return False
         done = self._done
         span = step.end_s - step.start_s
@@ -187,26 +187,19 @@ class VllmEngine:
         """Decode batch, then the partial prefill, then admissions, when blocks suffice for all that run."""
         batch, pool = self.batch, self.pool
         left = self.settings.max_num_batched_tokens - batch.size
-        chunks: list[PrefillChunk] = []
+        work: list[tuple[Sequence, PrefillChunk]] = []
         crossing = batch.crossings(1)
         taken = False
-        resumed = resumed_ctx = 0
         partial = self._partial
         if partial is not None and left > 0:
-            want = min(partial.prompt + partial.outputs - partial.computed, left)
             pool.take(crossing)
             taken = True
+            want = min(partial.prompt + partial.outputs - partial.computed, left)
             left -= want
-            chunks.append(self._schedule(partial, want))
-            if partial.computed == partial.prompt + partial.outputs:
-                self._partial = None
-                step.entering.append(partial)
-                if partial.outputs:
-                    resumed += 1
-                    resumed_ctx += partial.prompt + partial.outputs
+            work.append((partial, self._schedule(partial, want)))
         waiting = self.waiting
         if waiting and left > 0:
-            if not taken and crossing:
+            if crossing and not taken:
                 pool.take(crossing)
                 taken = True
             while waiting and left > 0 and len(self.running) < self.settings.max_num_seqs:
@@ -217,21 +210,15 @@ class VllmEngine:
                 waiting.popleft()
                 want = self._admit(seq, match, left, step.start_s)
                 left -= want
-                chunks.append(self._schedule(seq, want))
-                length = seq.prompt + seq.outputs
-                if seq.computed == length:
-                    step.entering.append(seq)
-                    if seq.outputs:
-                        resumed += 1
-                        resumed_ctx += length
-                else:
-                    self._partial = seq
-        if not chunks:
+                work.append((seq, self._schedule(seq, want)))
+        if work:
+            self._partial = None
+            step.mixed = True
+            self._price(step, work, batch.size, batch.ctx_tokens)
+        else:
             self._blocked = True
             if taken:
                 pool.free += crossing  # planned again, and taken at commit, as a decode step
-            return
-        self._price(step, chunks, batch.size, batch.ctx_tokens, resumed, resumed_ctx)
 
     def _plan_exclusive(self, step: StepPlan) -> None:
         """One whole prompt, alone, when the head of waiting can be admitted."""
@@ -247,16 +234,47 @@ class VllmEngine:
         self.waiting.popleft()
         chunk = self._schedule(seq, self._admit(seq, match, budget, step.start_s))
         step.entering.append(seq)
-        step.exclusive = True
-        self._price(step, [chunk], 0, 0, 0, 0)
+        step.mixed = step.exclusive = True
+        step.chunks, step.prefill_tokens = 1, chunk.new_tokens + chunk.recomputed_tokens
+        if step.prefill_tokens == 1 and seq.outputs:  # all but the newest token is cached: a decode of one request
+            took_s = self.latency.decode_piece(1, seq.length).g0
+        else:
+            took_s = self.latency.step_s((chunk,), 0, 0, 0, 0)
+        step.end_s = instant(step.start_s + took_s)
+        self._piece = None
 
-    def _price(
-        self, step: StepPlan, chunks: list[PrefillChunk], batch: int, ctx: int, resumed: int, resumed_ctx: int
-    ) -> None:
+    def _price(self, step: StepPlan, work: list[tuple[Sequence, PrefillChunk]], batch: int, ctx: int) -> None:
+        """Sort the scheduled work into prompt work and decodes, and ask the latency model what the step takes.
+
+        `batch` requests of total length `ctx` decode anyway. A recomputation that lacks one token is a decode.
+        """
+        chunks: list[PrefillChunk] = []
+        resumed = resumed_ctx = tokens = 0
+        for seq, chunk in work:
+            new, _, again, _ = chunk
+            length = seq.prompt + seq.outputs
+            emits = seq.computed == length
+            if new or again > 1 or not emits:
+                chunks.append(chunk)
+                tokens += new + again
+                if emits and seq.outputs:
+                    resumed += 1
+                    resumed_ctx += length
+            else:
+                batch += 1
+                ctx += length
+            if emits:
+                step.entering.append(seq)
+            else:
+                self._partial = seq
         step.chunks = len(chunks)
+        step.prefill_tokens = tokens
+        if chunks:
+            took_s = self.latency.step_s(chunks, batch, ctx, resumed, resumed_ctx)
+        else:
+            took_s = self.latency.decode_piece(batch, ctx).g0 if batch else 0.0
+        step.end_s = instant(step.start_s + took_s)
         step.decodes = batch
-        step.prefill_tokens = sum(chunk[0] + chunk[2] for chunk in chunks)
-        step.end_s = instant(step.start_s + self.latency.step_s(chunks, batch, ctx, resumed, resumed_ctx))
         self._piece = None
 
     # ------------------------------------------------------------ admission
@@ -353,7 +371,7 @@ class VllmEngine:
         step.literal = True
         budget = settings.max_num_batched_tokens
         running = list(self.running)
-        scheduled: dict[Sequence, tuple[int, PrefillChunk]] = {}
+        scheduled: dict[Sequence, PrefillChunk] = {}
         i = 0
         while i < len(running) and budget > 0:
             seq = running[i]
@@ -370,7 +388,7 @@ class VllmEngine:
                 victim = running.pop(at)
                 gone = scheduled.pop(victim, None)
                 if gone is not None:
-                    budget += gone[0]
+                    budget += gone.new_tokens + gone.recomputed_tokens
                 self._preempt(victim, step)
                 if victim is seq:
                     break
@@ -378,16 +396,18 @@ class VllmEngine:
                     i -= 1
             if seq.phase is Phase.WAITING:
                 continue
-            scheduled[seq] = (want, self._schedule(seq, want))
+            scheduled[seq] = self._schedule(seq, want)
             budget -= want
             i += 1
         if not step.preempted and not settings.exclusive_prefill:
             self._admit_literally(step, scheduled, budget)
-        return self._price_literal(step, scheduled)
+        if not scheduled and not step.preempted and not step.failed:
+            raise EngineError(self._stuck())
+        self._price(step, list(scheduled.items()), 0, 0)
+        self._partial = None
+        return step
 
-    def _admit_literally(
-        self, step: StepPlan, scheduled: dict[Sequence, tuple[int, PrefillChunk]], budget: int
-    ) -> None:
+    def _admit_literally(self, step: StepPlan, scheduled: dict[Sequence, PrefillChunk], budget: int) -> None:
         while self.waiting and budget > 0 and len(self.running) < self.settings.max_num_seqs:
             seq = self.waiting[0]
             match = self._admissible(seq, budget)
@@ -395,34 +415,8 @@ class VllmEngine:
                 break
             self.waiting.popleft()
             want = self._admit(seq, match, budget, step.start_s)
-            scheduled[seq] = (want, self._schedule(seq, want))
+            scheduled[seq] = self._schedule(seq, want)
             budget -= want
-
-    def _price_literal(self, step: StepPlan, scheduled: dict[Sequence, tuple[int, PrefillChunk]]) -> StepPlan:
-        chunks: list[PrefillChunk] = []
-        batch = ctx = resumed = resumed_ctx = 0
-        for seq, (want, chunk) in scheduled.items():
-            length = seq.prompt + seq.outputs
-            emits = seq.computed >= length
-            decodes = emits and seq.outputs > 0
-            if chunk.new_tokens or chunk.recomputed_tokens > 1 or (want == 1 and not decodes):
-                chunks.append(chunk)
-                if decodes:
-                    resumed += 1
-                    resumed_ctx += length
-            elif decodes:
-                batch += 1
-                ctx += length
-            if emits:
-                step.emitting.append(seq)
-        if not scheduled and not step.preempted and not step.failed:
-            raise EngineError(self._stuck())
-        if chunks:
-            self._price(step, chunks, batch, ctx, resumed, resumed_ctx)
-        elif batch:
-            step.decodes = batch
-            step.end_s = instant(step.start_s + self.latency.decode_piece(batch, ctx).g0)
-        return step
 
     def _dissolve(self) -> None:
         """Give every running request its own state back, for a literal step."""
@@ -483,7 +477,7 @@ class VllmEngine:
             return outcome
         batch = self.batch
         decodes = batch.size > 0 and not step.exclusive
-        if not step.chunks:
+        if not step.mixed:
             need = batch.crossings(step.steps)
             if need:
                 self.pool.take(need)
@@ -542,7 +536,7 @@ class VllmEngine:
             del self.running[seq]
             self._release(seq)
             outcome.ended.append(seq)
-        for seq in step.emitting:
+        for seq in step.entering:
             if not seq.outputs:
                 if not seq.outputs_limit:
                     self._complete(seq, end_s, outcome)
@@ -558,7 +552,7 @@ class VllmEngine:
         self._reform(end_s)
         self._blocked = False
         if self._record is not None:
-            if end_s > step.start_s or step.chunks or step.decodes:
+            if step.chunks or step.decodes:
                 self._record_row(step, "step", step.start_s, end_s, 1, 0, 0.0, 0.0, 0.0)
             for last_s, count in gaps.items():
                 self._record_gap(last_s, end_s, count)
@@ -584,13 +578,14 @@ class VllmEngine:
         """One row for a step or leap; a first decode step after a stall gets rows of its own for its longer gaps."""
         start_s, steps = step.start_s, step.steps
         late = self._late
-        uniform = step.decodes - len(late)
-        if step.chunks:
-            gap_s = step.end_s - self._emitted_s if step.decodes else 0.0
-            self._record_row(step, "step", start_s, step.end_s, 1, uniform if step.decodes else 0, gap_s, 0.0, 0.0)
-            if step.decodes and late:
+        if step.mixed:
+            standing = 0 if step.exclusive else self.batch.size
+            gap_s = step.end_s - self._emitted_s if standing else 0.0
+            self._record_row(step, "step", start_s, step.end_s, 1, max(standing - len(late), 0), gap_s, 0.0, 0.0)
+            if standing and late:
                 self._record_late(step.end_s)
             return
+        uniform = step.decodes - len(late)
         g0, g1, g2, _ = self._piece  # type: ignore[misc]
         first = self._done
         if late or self._emitted_s != start_s:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -36,16 +37,17 @@ class Demand:
     A unit is one row, or all turns of a session. After a turn ends, `next_turn` gives the one behind it.
     """
 
-    def __init__(self, batches: Iterable[pa.RecordBatch], *, closed: bool = False) -> None:
+    def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:
         self._batches = batches
-        self._closed = closed
         self._turns: dict[str, deque[Row]] = {}
-        self._first_s: float | None = None
-        self.arrived = 0
+
+    def rows(self) -> Iterable[Row]:
+        """All rows in file order."""
+        return read_rows(self._batches)
 
     def open_loop(self) -> Iterator[Row]:
         """Rows that have a time, in order of time; later turns are kept for `next_turn`."""
-        rows = read_rows(self._batches)
+        rows = iter(self.rows())
         first = next(rows, None)
         if first is None:
             return
@@ -69,7 +71,7 @@ class Demand:
 
     def units(self) -> Iterator[Row]:
         """First rows of units in file order; times are ignored."""
-        rows = read_rows(self._batches)
+        rows = iter(self.rows())
         first = next(rows, None)
         if first is None:
             return
@@ -148,7 +150,5 @@ def _key_lists(batch: pa.RecordBatch) -> list[list[int] | None]:
     offsets = ids.offsets.to_pylist()
     if ids.null_count:
         valid = ids.is_valid().to_pylist()
-        return [
-            values[a:b] if ok and b > a else None for a, b, ok in zip(offsets, offsets[1:], valid, strict=False)
-        ]
-    return [values[a:b] if b > a else None for a, b in zip(offsets, offsets[1:], strict=False)]
+        return [values[a:b] if ok and b > a else None for a, b, ok in zip(offsets, offsets[1:], valid, strict=False)]
+    return [values[a:b] if b > a else None for a, b in pairwise(offsets)]

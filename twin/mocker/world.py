@@ -64,6 +64,10 @@ class Observation:
     kv_event_lag_s: float = 0.0
 
 
+PROMPT = Observation()
+"""Everything is learned at once."""
+
+
 @dataclass(slots=True)
 class OpenRequest:
     """A request that has arrived and not ended."""
@@ -93,7 +97,7 @@ class MockWorld:
         router: str,
         key_tokens: int | None = None,
         concurrency: int | None = None,
-        observe: Observation = Observation(),
+        observe: Observation = PROMPT,
         on_end: Callable[[OpenRequest, str], None] | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> None:
@@ -114,7 +118,9 @@ class MockWorld:
         self._reporting = False
         block_sizes = {spec.settings.block_size for spec in workers}
         if len(block_sizes) != 1:
-            raise CapabilityError(f"workers with different block sizes {sorted(block_sizes)} in one run: not possible yet")
+            raise CapabilityError(
+                f"workers with different block sizes {sorted(block_sizes)} in one run: not possible yet"
+            )
         self._block_size = block_sizes.pop()
         self._tree = ContentTree(key_tokens or self._block_size, self._block_size)
         self._has_keys = key_tokens is not None
@@ -307,10 +313,14 @@ class MockWorld:
         now_s, lag_s = self.clock.now, self._observe.kv_event_lag_s
         events: list[Event] = []
         if pool.removed:
-            events.append(BlocksRemoved(at_s=instant(now_s + lag_s), worker_id=worker.worker_id, runs=tuple(pool.removed)))
+            events.append(
+                BlocksRemoved(at_s=instant(now_s + lag_s), worker_id=worker.worker_id, runs=tuple(pool.removed))
+            )
             pool.removed = []
         if pool.stored:
-            events.append(BlocksStored(at_s=instant(now_s + lag_s), worker_id=worker.worker_id, runs=tuple(pool.stored)))
+            events.append(
+                BlocksStored(at_s=instant(now_s + lag_s), worker_id=worker.worker_id, runs=tuple(pool.stored))
+            )
             pool.stored = []
         for event in events:
             if lag_s > 0.0:
@@ -352,9 +362,7 @@ class MockWorld:
         seq, worker_id = request.sequence, request.worker_id
         event: Event
         if status == "completed" and worker_id is not None and seq is not None:
-            event = RequestFinished(
-                at_s=now_s, request_id=request_id, worker_id=worker_id, output_tokens=seq.outputs
-            )
+            event = RequestFinished(at_s=now_s, request_id=request_id, worker_id=worker_id, output_tokens=seq.outputs)
         elif status == "rejected":
             event = RequestRejected(at_s=now_s, request_id=request_id, reason=reason or "", worker_id=worker_id)
         else:
@@ -401,4 +409,3 @@ class MockWorld:
             return "not dispatched"
         seq = request.sequence
         return f"worker {request.worker_id}, {seq.phase.value if seq is not None else 'unknown'}"
-

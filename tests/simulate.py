@@ -1,0 +1,151 @@
+"""Runs rows through the simulated world in memory, for tests: engine settings in, ended requests and events out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+from policies.cluster.actions import Action, Dispatch
+from policies.cluster.controller import Controller, Policy
+from policies.cluster.events import BlocksRemoved, BlocksStored, Event, RequestArrived
+from policies.cluster.ids import WorkerId
+from policies.cluster.state import ClusterView
+from twin.engine.settings import EngineSettings
+from twin.mocker.demand import Demand, Row
+from twin.mocker.sinks import MemorySinks
+from twin.mocker.world import PROMPT, MockWorld, Observation, OpenRequest, WorkerSpec
+from twin.perf.protocol import LatencyModel
+
+
+def engine_settings(**changes: object) -> EngineSettings:
+    """vLLM-like settings with the given ones changed."""
+    base: dict = {
+        "block_size": 16,
+        "blocks": 1000,
+        "max_num_seqs": 256,
+        "max_num_batched_tokens": 8192,
+        "max_model_len": None,
+        "prefix_caching": True,
+        "chunked_prefill": True,
+        "exclusive_prefill": False,
+        "preemption": "lifo",
+    }
+    return EngineSettings(**(base | changes))  # type: ignore[arg-type]
+
+
+def trace_row(
+    row: int, arrival_s: float | None, isl: int, osl: int, keys: list[int] | None = None, **more: object
+) -> Row:
+    base: dict = {"session_id": None, "delay_s": None, "max_tokens": None, "priority": 0, "lora": None}
+    return Row(row=row, request_id=str(row), arrival_s=arrival_s, isl=isl, osl=osl, keys=keys, **(base | more))
+
+
+class InTurn:
+    """Dispatches to the live workers in turn; with `kv_events` it also listens to the caches."""
+
+    subscribes: ClassVar[frozenset[type[Event]]] = frozenset({RequestArrived})
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def decide(self, event: Event, view: ClusterView) -> Iterable[Action]:
+        assert isinstance(event, RequestArrived)
+        worker = view.live[self._next % len(view.live)]
+        self._next += 1
+        return (Dispatch(request_id=event.request_id, worker_id=worker.worker_id, rule="turn", reason="in turn"),)
+
+
+class Listener:
+    """Asks for KV events and orders nothing."""
+
+    subscribes: ClassVar[frozenset[type[Event]]] = frozenset({BlocksStored, BlocksRemoved})
+
+    def decide(self, event: Event, view: ClusterView) -> Iterable[Action]:
+        return ()
+
+
+class EventLog:
+    """A journal sink that keeps events in a comparable form, checking the clock on the way."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple] = []
+        self._last_s = 0.0
+
+    def note(self, event: Event, actions: Sequence[Action]) -> None:
+        assert event.at_s >= self._last_s, f"the clock went back from {self._last_s} to {event!r}"
+        self._last_s = event.at_s
+        if isinstance(event, BlocksStored | BlocksRemoved):
+            runs = tuple((r.branch.hash, r.lo, r.hi) for r in event.runs)
+            self.events.append((type(event).__name__, event.at_s, event.worker_id, runs))
+        elif not isinstance(event, RequestArrived):
+            self.events.append((type(event).__name__, event.at_s, getattr(event, "request_id", None)))
+
+
+class Seen:
+    """What a simulation brought: ended requests by row with their status, rows of the record, events."""
+
+    def __init__(self, world: MockWorld, sinks: MemorySinks, events: list[tuple]) -> None:
+        self.world = world
+        self.sinks = sinks
+        self.events = events
+        self.ended: dict[int, tuple[OpenRequest, str]] = {}
+
+    def ms(self, what: str) -> list[float | None]:
+        """A time of every request, in ms after its arrival, by row: first_token_s, last_token_s, admit_s."""
+        out: list[float | None] = []
+        for _, (request, _) in sorted(self.ended.items()):
+            at_s = getattr(request.sequence, what)
+            out.append(None if at_s is None else round((at_s - request.arrival_s) * 1e3, 6))
+        return out
+
+
+class RowsDemand(Demand):
+    """Demand from rows in hand."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        super().__init__([])
+        self._rows = rows
+
+    def rows(self) -> Iterable[Row]:
+        return iter(self._rows)
+
+
+def simulate(
+    rows: Sequence[Row],
+    engines: Sequence[tuple[EngineSettings, LatencyModel]],
+    *,
+    key_tokens: int | None = None,
+    concurrency: int | None = None,
+    policies: Sequence[Policy] | None = None,
+    kv_events: bool = False,
+    observe: Observation = PROMPT,
+) -> Seen:
+    """Run to the end and check the books of every pool."""
+    log = EventLog()
+    listening: tuple[Policy, ...] = (Listener(),) if kv_events else ()
+    controller = Controller([*(policies if policies is not None else [InTurn()]), *listening], log)
+    sinks = MemorySinks()
+    ended: dict[int, tuple[OpenRequest, str]] = {}
+    world = MockWorld(
+        controller=controller,
+        workers=[
+            WorkerSpec(worker_id=WorkerId(i), name=f"w{i}", settings=settings, latency=latency)
+            for i, (settings, latency) in enumerate(engines)
+        ],
+        demand=RowsDemand(rows),
+        sinks=sinks,
+        router="test",
+        key_tokens=key_tokens,
+        concurrency=concurrency,
+        observe=observe,
+        on_end=lambda request, status: ended.update({request.row.row: (request, status)}),
+    )
+    seen = Seen(world, sinks, log.events)
+    seen.ended = ended
+    world.run()
+    for worker in world.workers.values():
+        worker.engine.pool.audit()
+        assert worker.engine.pool.active == 0, "blocks are still owned after the last request"
+        assert worker.engine.idle
+        assert not worker.engine.batch.size
+    return seen
