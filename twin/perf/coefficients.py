@@ -1,0 +1,116 @@
+"""What of the data-sheet rates an engine reaches, and its fixed costs: the fitted figures of the roofline model.
+
+They come from `data/coefficients.toml`, a user's file of the same shape, and single keys given beside it. Never mixed
+silently: the label says which block and what was overridden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from pathlib import Path
+
+from twin.perf.names import pick
+from twin.perf.tables import Entry, from_file, shipped
+
+GENERIC = "generic"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coefficients:
+    """e_*: share of a rate that is reached (0 < e). Times in seconds."""
+
+    e_bw: float  # reading weights
+    e_gemm: float
+    e_moe_bw: float  # reading expert weights
+    e_moe: float
+    e_kv: float  # reading KV
+    e_attn: float  # prefill attention
+    alpha_s: float  # one hop of one collective
+    e_link: float
+    t_launch_s: float  # per layer
+    h0_s: float = 0.0  # host, per step
+    h_seq_s: float = 0.0  # host, per sequence in the step
+    h_prefill_s: float = 0.0  # host, if the step computes prompt tokens
+    t_half_tokens: float = 0.0  # tokens at which matrix products reach half their rate
+    m_decode: float = 1.0  # factor on device time, per model: pure decode steps
+    m_prefill: float = 1.0  # steps with prompt tokens
+    expert_imbalance: float = 1.0  # 0: perfectly balanced experts
+    client_s: float = 0.0  # path outside the engine; never part of a step
+
+
+TUNABLE = tuple(field.name for field in fields(Coefficients))
+_SHARES = ("e_bw", "e_gemm", "e_moe_bw", "e_moe", "e_kv", "e_attn", "e_link", "m_decode", "m_prefill")
+_KEYS = (*TUNABLE, "engine", "family", "engine_version", "error_band")
+PRIORS = "priors, not calibrated here"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Coefficients with their name and the engine and GPU family they were fitted to (None: any)."""
+
+    label: str
+    engine: str | None
+    family: str | None
+    engine_version: str | None
+    origin: str  # whose figures they are
+    error_band: str | None
+    values: Coefficients
+
+    def overridden(self, given: Entry) -> Block:
+        """The same with the keys of `given` in place of its own."""
+        changes = {key: _number(given, key) for key in TUNABLE if key in given.values}
+        if not changes:
+            return self
+        label = f"{self.label} with {', '.join(changes)} given"
+        return replace(self, label=label, error_band=None, values=replace(self.values, **changes))
+
+
+def block_for(engine: str, family: str) -> Block:
+    """The shipped block of that engine and GPU family, or the generic one."""
+    for block in _shipped_blocks().values():
+        if block.engine == engine and block.family == family:
+            return block
+    return _shipped_blocks()[GENERIC]
+
+
+def named_block(name: str) -> Block:
+    """A shipped block by name, or the only block of a TOML file, or one of several as FILE.toml#NAME."""
+    file, _, wanted = name.partition("#")
+    if not file.endswith(".toml"):
+        return pick("coefficients (a name, or FILE.toml)", name, _shipped_blocks())
+    blocks = _blocks(from_file(Path(file)), file, "your own")
+    return next(iter(blocks.values())) if len(blocks) == 1 and not wanted else pick(f"{file}: block", wanted, blocks)
+
+
+@cache
+def _shipped_blocks() -> Mapping[str, Block]:
+    return _blocks(shipped("coefficients.toml"), "coefficients.toml", PRIORS)
+
+
+def _blocks(tables: Mapping[str, object], file: str, origin: str) -> dict[str, Block]:
+    entries = {name: Entry.of(f"{file}: [{name}]", values, _KEYS) for name, values in tables.items()}
+    return {name: _block(name, entry, origin) for name, entry in entries.items()}
+
+
+def _block(name: str, entry: Entry, origin: str) -> Block:
+    given = {field.name: _number(entry, field.name) for field in fields(Coefficients) if _wanted(entry, field.name)}
+    return Block(
+        label=name,
+        engine=entry.text("engine", "") or None,
+        family=entry.text("family", "") or None,
+        engine_version=entry.text("engine_version", "") or None,
+        origin=origin,
+        error_band=entry.text("error_band", "") or None,
+        values=Coefficients(**given),
+    )
+
+
+def _wanted(entry: Entry, key: str) -> bool:
+    required = key.startswith("e_") or key in ("alpha_s", "t_launch_s")
+    return required or key in entry.values
+
+
+def _number(entry: Entry, key: str) -> float:
+    return entry.positive(key) if key in _SHARES else entry.number(key)
