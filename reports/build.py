@@ -1,0 +1,150 @@
+"""From a run folder to its report: reads the record once, asks reports/metrics.py, writes report.json.
+
+It must stay light (numpy and pyarrow alone) and in bounded memory: columns of requests one at a time, steps in
+batches. It decides nothing about definitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from policies.errors import ConfigError
+from reports import metrics
+from reports.columns import I64, Columns
+from reports.gaps import GAP_COLUMNS
+from reports.metrics import distribution
+from reports.record import REPORT_JSON, STATUSES, RunRecord
+from reports.report import (
+    Counts,
+    Demand,
+    Latencies,
+    LatencyMeta,
+    Report,
+    RunMeta,
+    Throughput,
+    TraceMeta,
+    WorkerMeta,
+)
+from reports.sla import Sla
+from reports.verdict import Outcomes, judge
+from reports.workers import worker_figures
+
+__all__ = ["LatencyMeta", "Report", "RunMeta", "TraceMeta", "WorkerMeta", "build_report", "outcomes_of"]
+
+
+def build_report(folder: Path, meta: RunMeta, sla: Sla | None = None) -> Report:
+    """Compute the report of the run in `folder`, write it there as report.json, and return it."""
+    record = RunRecord(folder)
+    report = _report(record, meta, sla)
+    try:
+        (folder / REPORT_JSON).write_text(report.to_json(), encoding="utf-8")
+    except OSError as why:
+        raise ConfigError(f"{folder / REPORT_JSON}: cannot be written ({why.strerror})") from None
+    return report
+
+
+def _report(record: RunRecord, meta: RunMeta, sla: Sla | None) -> Report:
+    requests = record.requests
+    outcomes = outcomes_of(requests)
+    makespan = metrics.makespan_s(requests.floats("arrival_s"), requests.floats("last_token_s"))
+    itl = metrics.itl_s(lambda: record.steps.batches(GAP_COLUMNS))
+    workers = worker_figures(record, outcomes.completed, meta, makespan)
+    completed, output = outcomes.completed, requests.ints("output_tokens", null=0)
+    return Report(
+        meta=meta,
+        demand=_demand(requests),
+        counts=_counts(requests),
+        makespan_s=makespan,
+        throughput=_throughput(int(completed.sum()), int(output[completed].sum()), makespan, meta.gpus),
+        latency=_latencies(requests, outcomes, itl),
+        tokens_per_s_per_user=distribution(metrics.tokens_per_s_per_user(outcomes.tpot_s[completed])),
+        hit_rate=_hit_rate(requests, meta),
+        preemptions=sum(worker.preemptions for worker in workers),
+        readmissions=int(requests.ints("readmissions", null=0).sum()),
+        migrations=int(requests.ints("migrations", null=0).sum()),
+        kv_peak_share=max((w.kv_peak_share for w in workers if w.kv_peak_share is not None), default=None),
+        busy_share=_mean([worker.busy_share for worker in workers]),
+        fairness=metrics.jain_fairness(np.array([worker.requests for worker in workers], dtype=np.float64)),
+        workers=workers,
+        sla=None if sla is None else judge(sla, outcomes, itl, makespan, meta.gpus),
+    )
+
+
+def outcomes_of(requests: Columns) -> Outcomes:
+    """The columns of requests.parquet that attainment and latency figures are about."""
+    status = _status(requests)
+    return Outcomes(
+        completed=status == STATUSES.index("completed"),
+        cancelled=status == STATUSES.index("cancelled"),
+        ttft_s=requests.floats("ttft_s"),
+        tpot_s=requests.floats("tpot_s"),
+        e2e_s=requests.floats("e2e_s"),
+    )
+
+
+def _status(requests: Columns) -> I64:
+    """Status of each request as its place in STATUSES."""
+    codes, labels = requests.codes("status")
+    unknown = [str(label) for label in labels if label not in STATUSES]
+    if unknown:
+        raise ConfigError(f"requests.parquet: status {unknown[0]!r}; known: {', '.join(STATUSES)}")
+    return np.array([STATUSES.index(str(label)) for label in labels], dtype=np.int64)[codes]
+
+
+def _demand(requests: Columns) -> Demand:
+    arrival = requests.floats("arrival_s")
+    arrived = arrival[~np.isnan(arrival)]
+    span = float(arrived.max() - arrived.min()) if len(arrived) else None
+    return Demand(
+        requests=requests.rows,
+        span_s=span,
+        rate_rps=metrics.per_second(len(arrived), span),
+        input_tokens=int(requests.ints("isl").sum()),
+        output_tokens=int(requests.ints("osl").sum()),
+    )
+
+
+def _counts(requests: Columns) -> Counts:
+    by_status = np.bincount(_status(requests), minlength=len(STATUSES))
+    codes, labels = requests.codes("reason")
+    by_reason = np.bincount(codes, minlength=len(labels))
+    return Counts(
+        **{status: int(count) for status, count in zip(STATUSES, by_status, strict=True)},
+        reasons={label: int(count) for label, count in zip(labels, by_reason, strict=True) if label is not None},
+    )
+
+
+def _throughput(completed: int, tokens: int, makespan: float | None, gpus: int) -> Throughput:
+    per_gpu = makespan * gpus if makespan else None
+    return Throughput(
+        requests_per_s=metrics.per_second(completed, makespan),
+        requests_per_s_per_gpu=metrics.per_second(completed, per_gpu),
+        output_tokens_per_s=metrics.per_second(tokens, makespan),
+        output_tokens_per_s_per_gpu=metrics.per_second(tokens, per_gpu),
+    )
+
+
+def _latencies(requests: Columns, outcomes: Outcomes, itl: metrics.Distribution) -> Latencies:
+    completed = outcomes.completed
+    return Latencies(
+        ttft_s=distribution(outcomes.ttft_s[completed], interval=True),
+        tpot_s=distribution(outcomes.tpot_s[completed], interval=True),
+        itl_s=itl,
+        e2e_s=distribution(outcomes.e2e_s[completed], interval=True),
+        queue_wait_s=distribution(requests.floats("queue_wait_s")[completed], interval=True),
+    )
+
+
+def _hit_rate(requests: Columns, meta: RunMeta) -> float | None:
+    if not meta.hash_known:
+        return None
+    admitted = ~np.isnan(requests.floats("admit_s"))
+    return metrics.hit_rate(requests.floats("cached_tokens")[admitted], requests.floats("isl")[admitted])
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

@@ -1,0 +1,230 @@
+"""The one definition of each metric, with its formula in its docstring.
+
+Everything here is a pure function of numpy columns (seconds, tokens; NaN: undefined). What is undefined is None or
+NaN, never 0: a one-token answer has no time per token, and a run without hash ids has no hit rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from reports.columns import F64, Columns
+from reports.gaps import expand, gap_rows, summarise
+
+QUANTILES = (0.50, 0.90, 0.95, 0.99)
+
+CI_BATCHES = 20
+CI_MIN_PER_BATCH = 10
+CI_STUDENT_T = 2.093024054408263
+"""Two-sided 95 % point of Student's t with CI_BATCHES - 1 = 19 degrees of freedom."""
+
+CI_METHOD = f"batch means: {CI_BATCHES} batches in order of arrival, Student's t, 95 %"
+
+PERCENTILE_METHOD = "linear interpolation between closest ranks, rank (n-1)q"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distribution:
+    """A sample in figures. Everything but `count` is None for an empty sample; std is that of the population."""
+
+    count: int
+    mean: float | None = None
+    std: float | None = None
+    min: float | None = None
+    p50: float | None = None
+    p90: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+    max: float | None = None
+    mean_ci95: tuple[float, float] | None = None
+
+    def statistic(self, name: str) -> float | None:
+        """One of mean, p50, p90, p95, p99, max, min by name."""
+        value = getattr(self, name)
+        return None if value is None else float(value)
+
+
+# --- per request ------------------------------------------------------------------------------------------------------
+
+
+def queue_wait_s(arrival_s: F64, admit_s: F64) -> F64:
+    """First admission by an engine - arrival. It is part of TTFT."""
+    return admit_s - arrival_s
+
+
+def ttft_s(arrival_s: F64, first_token_s: F64) -> F64:
+    """Time to first token = first token - arrival at the frontend; it includes all queueing."""
+    return first_token_s - arrival_s
+
+
+def tpot_s(first_token_s: F64, last_token_s: F64, output_tokens: F64) -> F64:
+    """Time per output token = (last token - first token) / (output tokens - 1), one value per request.
+
+    Undefined (NaN) for an answer of one token. Other tools call this the request's ITL.
+    """
+    gaps = np.where(output_tokens > 1, output_tokens - 1, np.nan)
+    return (last_token_s - first_token_s) / gaps
+
+
+def e2e_s(arrival_s: F64, last_token_s: F64) -> F64:
+    """End-to-end latency = last token - arrival."""
+    return last_token_s - arrival_s
+
+
+def tokens_per_s_per_user(tpot: F64) -> F64:
+    """Speed one user sees = 1 / TPOT, one value per request; its mean is the mean of 1/TPOT, not 1 / mean TPOT."""
+    return 1.0 / np.where(tpot > 0.0, tpot, np.nan)
+
+
+# --- samples into figures ---------------------------------------------------------------------------------------------
+
+
+def distribution(values: F64, *, interval: bool = False) -> Distribution:
+    """Mean, population std, min, max and percentiles (linear interpolation) of the defined values.
+
+    `interval` adds the 95 % interval of the mean; the values must then be in order of arrival.
+    """
+    defined = values[~np.isnan(values)]
+    if not len(defined):
+        return Distribution(count=0)
+    p50, p90, p95, p99 = (float(value) for value in np.quantile(defined, QUANTILES))
+    return Distribution(
+        count=len(defined),
+        mean=float(defined.mean()),
+        std=float(defined.std()),
+        min=float(defined.min()),
+        p50=p50,
+        p90=p90,
+        p95=p95,
+        p99=p99,
+        max=float(defined.max()),
+        mean_ci95=mean_ci95(defined) if interval else None,
+    )
+
+
+def itl_s(batches: Callable[[], Iterable[Columns]]) -> Distribution:
+    """Inter-token latency = every gap between two tokens of one answer, of all answers pooled.
+
+    `batches` starts the batches of steps.parquet (columns reports.gaps.GAP_COLUMNS) anew on each call. The gaps are
+    those of steps, leaps and "gap" rows alike, whatever became of the request; percentiles are exact.
+    """
+    summary = summarise(lambda: (piece for batch in batches() for piece in expand(gap_rows(batch))), QUANTILES)
+    if summary is None:
+        return Distribution(count=0)
+    p50, p90, p95, p99 = summary.quantiles
+    return Distribution(
+        count=summary.count,
+        mean=summary.mean,
+        std=summary.std,
+        min=summary.min,
+        p50=p50,
+        p90=p90,
+        p95=p95,
+        p99=p99,
+        max=summary.max,
+    )
+
+
+def rank_percentile(values: F64, quantile: float) -> float | None:
+    """The value at index floor((n-1)q + 0.5) of the sorted sample: the peer's rule, for parity only."""
+    defined = np.sort(values[~np.isnan(values)])
+    return float(defined[int((len(defined) - 1) * quantile + 0.5)]) if len(defined) else None
+
+
+def mean_ci95(values: F64) -> tuple[float, float] | None:
+    """95 % interval of the mean of a correlated series: mean +- t * std(batch means) / sqrt(batches).
+
+    The series, in order of arrival, is cut into CI_BATCHES batches of equal size (up to one value). None where a
+    batch would hold fewer than CI_MIN_PER_BATCH values: no honest interval can be given then.
+    """
+    if len(values) < CI_BATCHES * CI_MIN_PER_BATCH:
+        return None
+    edges = np.arange(CI_BATCHES + 1) * len(values) // CI_BATCHES
+    means = np.add.reduceat(values, edges[:-1]) / np.diff(edges)
+    half = CI_STUDENT_T * float(means.std(ddof=1)) / CI_BATCHES**0.5
+    centre = float(values.mean())
+    return centre - half, centre + half
+
+
+# --- the run as a whole -----------------------------------------------------------------------------------------------
+
+
+def makespan_s(arrival_s: F64, last_token_s: F64) -> float | None:
+    """First arrival to last token, quiet spells included. None when no token came out."""
+    if not len(arrival_s) or np.isnan(last_token_s).all():
+        return None
+    return float(np.nanmax(last_token_s) - np.nanmin(arrival_s))
+
+
+def per_second(amount: float, elapsed_s: float | None) -> float | None:
+    """Throughput = work / elapsed virtual time. None when nothing elapsed.
+
+    requests/s counts completed requests, output tokens/s the tokens of completed requests, both over the makespan.
+    """
+    return amount / elapsed_s if elapsed_s else None
+
+
+def busy_share(busy_s: float, elapsed_s: float | None) -> float | None:
+    """Share of the makespan that a worker spent in steps = time in steps / makespan; overall: the mean of workers."""
+    return per_second(busy_s, elapsed_s)
+
+
+def hit_rate(cached_tokens: F64 | float, prompt_tokens: F64 | float) -> float | None:
+    """Prefix hit rate = cached prompt tokens / prompt tokens, summed over admitted requests (token-weighted).
+
+    None when no request was admitted. Whether hash ids were known is the caller's to say: without them it is n/a.
+    """
+    asked = float(np.sum(prompt_tokens))
+    return float(np.nansum(cached_tokens)) / asked if asked else None
+
+
+def kv_peak_share(peak_blocks: int, total_blocks: int | None) -> float | None:
+    """Peak share of the KV pool in use by running requests = max active blocks / blocks of the pool."""
+    return peak_blocks / total_blocks if total_blocks else None
+
+
+def jain_fairness(loads: F64) -> float | None:
+    """Jain's index of the requests per worker = (sum x)^2 / (n * sum x^2): 1 for equal shares, 1/n for one worker."""
+    squares = float((loads**2).sum())
+    return float(loads.sum()) ** 2 / (len(loads) * squares) if squares else None
+
+
+def slo_attainment(good: int, counted: int) -> float | None:
+    """Good requests / all requests. Rejected, failed and open requests are counted and not good; cancelled ones left
+    by their own wish and are not counted.
+    """
+    return good / counted if counted else None
+
+
+def goodput_rps(good: int, elapsed_s: float | None) -> float | None:
+    """Requests that keep every limit (limits are inclusive), per second of the makespan."""
+    return per_second(good, elapsed_s)
+
+
+DEFINITIONS: dict[str, Callable[..., object]] = {
+    "TTFT": ttft_s,
+    "TPOT": tpot_s,
+    "ITL": itl_s,
+    "E2E": e2e_s,
+    "queue wait": queue_wait_s,
+    "tokens/s per user": tokens_per_s_per_user,
+    "makespan": makespan_s,
+    "requests/s, output tokens/s": per_second,
+    "busy share": busy_share,
+    "hit rate": hit_rate,
+    "KV peak": kv_peak_share,
+    "fairness": jain_fairness,
+    "95 % interval": mean_ci95,
+    "attainment": slo_attainment,
+    "goodput": goodput_rps,
+}
+"""What a report shows, and the function whose docstring defines it."""
+
+
+def definition(name: str) -> str:
+    """The definition of a metric in words: the first paragraph of its docstring."""
+    text = DEFINITIONS[name].__doc__ or ""
+    return " ".join(text.strip().split("\n\n")[0].split())

@@ -1,0 +1,231 @@
+"""What a run comes to, as one tree of frozen values that is also report.json.
+
+Equal runs give equal bytes: no clock, no host and no path belongs in here. It holds figures and words, and computes
+neither: figures come from reports/build.py, definitions from reports/metrics.py.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import TypeAlias, TypeVar
+
+from policies.errors import ConfigError
+from reports.metrics import CI_METHOD, PERCENTILE_METHOD, Distribution
+from reports.verdict import SlaResult
+
+SCHEMA = "dynatwin.report/1"
+
+Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
+
+T = TypeVar("T")
+
+
+# --- what the run was: handed over by whoever ran it ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceMeta:
+    """The demand, in words. `name` is a file name without its folder; `skipped` counts dropped rows by reason."""
+
+    name: str
+    format: str
+    synthetic: bool
+    source: str | None = None
+    licence: str | None = None
+    notes: tuple[str, ...] = ()
+    skipped: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerMeta:
+    """One worker that the run had at any time; the size of its KV pool where it has one."""
+
+    worker_id: int
+    name: str
+    group: str
+    gpus: int
+    role: str = "mixed"
+    total_blocks: int | None = None
+    block_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyMeta:
+    """Where the step latencies of a worker group come from."""
+
+    group: str
+    model: str
+    source: str
+    engine_version: str | None = None
+    error_band: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunMeta:
+    """Everything about a run that its record does not hold. `cluster` has one line per worker group.
+
+    `hash_known`: some row of the trace has hash ids, so a hit rate means something. `config` is the complete
+    configuration as nested plain values, `origins` where each of its dotted keys came from.
+    """
+
+    trace: TraceMeta
+    cluster: tuple[str, ...]
+    router: str
+    latency: tuple[LatencyMeta, ...]
+    workers: tuple[WorkerMeta, ...]
+    gpus: int
+    hash_known: bool
+    seed: int
+    simulated: bool = True
+    not_modelled: tuple[str, ...] = ()
+    no_effect: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    config: Mapping[str, Json] = field(default_factory=dict)
+    origins: Mapping[str, str] = field(default_factory=dict)
+
+
+# --- what came out ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What was asked for: rows of the trace, first to last arrival, and their tokens."""
+
+    requests: int
+    span_s: float | None
+    rate_rps: float | None
+    input_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """Every row by its end, and the reasons given for ends that are not completions."""
+
+    completed: int
+    rejected: int
+    cancelled: int
+    failed: int
+    open: int
+    reasons: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Throughput:
+    """Work of completed requests over the makespan."""
+
+    requests_per_s: float | None
+    requests_per_s_per_gpu: float | None
+    output_tokens_per_s: float | None
+    output_tokens_per_s_per_gpu: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latencies:
+    """Of completed requests; itl_s pools the gaps of all answers."""
+
+    ttft_s: Distribution
+    tpot_s: Distribution
+    itl_s: Distribution
+    e2e_s: Distribution
+    queue_wait_s: Distribution
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerFigures:
+    """What one worker did. `requests` were sent to it, as prefill worker or to answer; input tokens and hit rate are
+    of the prompts it was to compute, output tokens of the answers it gave.
+    """
+
+    worker_id: int
+    name: str
+    group: str
+    role: str
+    requests: int
+    completed: int
+    input_tokens: int
+    output_tokens: int
+    hit_rate: float | None
+    steps: int
+    busy_s: float
+    busy_share: float | None
+    mean_running: float | None
+    peak_waiting: int
+    preemptions: int
+    kv_peak_blocks: int
+    kv_peak_share: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The whole report of a run."""
+
+    meta: RunMeta
+    demand: Demand
+    counts: Counts
+    makespan_s: float | None
+    throughput: Throughput
+    latency: Latencies
+    tokens_per_s_per_user: Distribution
+    hit_rate: float | None
+    preemptions: int
+    readmissions: int
+    migrations: int
+    kv_peak_share: float | None
+    busy_share: float | None
+    fairness: float | None
+    workers: tuple[WorkerFigures, ...]
+    sla: SlaResult | None
+    percentile_method: str = PERCENTILE_METHOD
+    interval_method: str = CI_METHOD
+    schema: str = SCHEMA
+
+    def to_json(self) -> str:
+        """The bytes of report.json: sorted keys, floats as Python's repr, null for what is undefined."""
+        return json.dumps(asdict(self), indent=1, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
+
+    @staticmethod
+    def from_json(text: str) -> Report:
+        """The report in a report.json; ConfigError where it is none of this schema."""
+        try:
+            plain = json.loads(text)
+            if plain["schema"] != SCHEMA:
+                raise ConfigError(f"report.json: schema {plain['schema']}, this version reads {SCHEMA}; run it again")
+            return _restore(Report, plain)
+        except (ValueError, KeyError, TypeError) as why:
+            raise ConfigError(f"report.json: not a report of ours ({why}); run the replay again") from None
+
+    @staticmethod
+    def load(folder: Path) -> Report:
+        """The report of a run folder."""
+        path = folder / "report.json"
+        try:
+            return Report.from_json(path.read_text(encoding="utf-8"))
+        except OSError as why:
+            raise ConfigError(f"{path}: {why.strerror or why}; is {folder} a finished run folder?") from None
+
+
+def _restore(kind: type[T], plain: Mapping[str, object]) -> T:
+    """A dataclass from the plain values that `asdict` made of it."""
+    hints = typing.get_type_hints(kind, include_extras=False)
+    return kind(**{item.name: _value(hints[item.name], plain[item.name]) for item in fields(kind)})  # type: ignore[arg-type]
+
+
+def _value(hint: object, plain: object) -> object:
+    """A plain value as `hint` says: a dataclass, a tuple of them, or itself."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        if plain is None:
+            return None
+        return _value(next(option for option in arguments if option is not type(None)), plain)
+    if origin is tuple and isinstance(plain, list):
+        return tuple(_value(arguments[0], item) for item in plain)
+    if isinstance(hint, type) and is_dataclass(hint) and isinstance(plain, Mapping):
+        return _restore(hint, plain)
+    return plain
