@@ -12,14 +12,15 @@ from collections.abc import Callable
 
 from policies.errors import EngineError
 from twin.engine.batch import DecodeBatch
+from twin.engine.epoch import Epoch
+from twin.engine.ledger import Ledger
 from twin.engine.plan import Outcome, StepPlan
-from twin.engine.pool import NO_MATCH, BlockPool, Match
+from twin.engine.pool import BlockPool, Match
 from twin.engine.sequence import Phase, Sequence
 from twin.engine.settings import EngineSettings
+from twin.engine.steplog import Row, StepLog
 from twin.engine.ticks import instant
-from twin.perf.protocol import DecodePiece, LatencyModel, PrefillChunk
-
-Row = tuple[float | int | str, ...]
+from twin.perf.protocol import LatencyModel, PrefillChunk
 
 
 class VllmEngine:
@@ -41,20 +42,17 @@ class VllmEngine:
         self.latency = latency
         self.worker_id = worker_id
         self.pool = BlockPool(settings.blocks, events=kv_events)
+        self.ledger = Ledger(self.pool, settings.block_size, caching=settings.prefix_caching)
         self.batch = DecodeBatch(settings.block_size)
         self.waiting: deque[Sequence] = deque()
         self.running: dict[Sequence, None] = {}
         self.preemptions = 0
-        self._record = record
-        self._partial: Sequence | None = None
+        self._log = StepLog(worker_id, record)
+        self._epoch = Epoch()
+        self._partial: Sequence | None = None  # the one running request whose prompt is not complete
         self._blocked = False  # the head of waiting cannot enter until the batch changes
         self._literally = False  # running holds more than a decode batch and one partial prefill at its end
         self._order = 0
-        self._piece: DecodePiece | None = None  # the epoch: decode steps since _epoch_s, _done of them made
-        self._epoch_s = 0.0
-        self._done = 0
-        self._emitted_s = 0.0  # when the batch last emitted; members in _late emitted at another time
-        self._late: dict[Sequence, float] = {}
 
     # ------------------------------------------------------------ requests in and out
 
@@ -96,8 +94,8 @@ class VllmEngine:
         taken = freed = 0
         if step is not None and not step.mixed and not step.literal:
             steps = 1
-            while steps < step.steps and self._epoch_end(self._done + steps) <= at_s:
-                steps += 1
+            if step.steps > 1:
+                steps = self._epoch.steps_to(at_s, step.start_s, step.end_s, step.steps)
             taken = self.batch.crossings(steps)
             freed = max(0, taken - pool.free)
         return len(self.running), len(self.waiting), pool.active + taken, pool.inactive - freed
@@ -136,7 +134,7 @@ class VllmEngine:
         partial = self._partial
         if partial is not None and left > 0:
             want = min(partial.prompt + partial.outputs - partial.computed, left)
-            room -= -(-(partial.computed + want) // self.settings.block_size) - partial.owned
+            room -= self.ledger.needed(partial, want)
         return room < 0 or left < 0
 
     def _plan_decode(self, step: StepPlan) -> StepPlan:
@@ -144,43 +142,29 @@ class VllmEngine:
         batch, pool = self.batch, self.pool
         if batch.size > self.settings.max_num_batched_tokens or batch.crossings(1) > pool.free + pool.inactive:
             return self._plan_literal(step)
-        piece = self._piece
-        if piece is None or self._done >= piece.steps:
-            self._piece = piece = self.latency.decode_piece(batch.size, batch.ctx_tokens)
-            self._epoch_s = step.start_s
-            self._done = 0
+        epoch = self._epoch
+        piece = epoch.piece
+        if piece is None or epoch.done >= piece.steps:
+            piece = self.latency.decode_piece(batch.size, batch.ctx_tokens)
+            epoch.begin(piece, step.start_s)
         step.decodes = batch.size
         if self.settings.leap:
-            steps = min(batch.next_finish(), piece.steps - self._done)
+            steps = min(batch.next_finish(), piece.steps - epoch.done)
             if pool.events and steps > 1:  # the first eviction ends the leap, so that its event is on time
                 steps = 1 if pool.removed else min(steps, batch.steps_within(steps, pool.free) + 1)
             step.steps = batch.steps_within(steps, pool.free + pool.inactive)
-        step.end_s = self._epoch_end(self._done + step.steps)
+        step.end_s = epoch.end_s(step.steps)
         return step
-
-    def _epoch_end(self, steps: int) -> float:
-        """When the `steps`-th decode step of the epoch ends: its start plus a closed sum (engine section 16.5)."""
-        g0, g1, g2, _ = self._piece  # type: ignore[misc]
-        end_s = self._epoch_s + steps * (g0 + (steps - 1) * (0.5 * g1 + g2 * (2 * steps - 1) / 6.0))
-        return int(end_s * 1e9 + 0.5) / 1e9  # instant(), written out: this is called most
 
     def truncate(self, step: StepPlan, at_s: float) -> bool:
         """Shorten a planned leap to the step in which `at_s` falls; returns whether its end has moved."""
-        planned = step.steps
-        if planned == 1:
+        if step.steps == 1:
             return False
-        done = self._done
-        span = step.end_s - step.start_s
-        steps = int(planned * (at_s - step.start_s) / span) + 1 if span > 0.0 else planned
-        steps = max(1, min(steps, planned))
-        while steps > 1 and self._epoch_end(done + steps - 1) >= at_s:
-            steps -= 1
-        while steps < planned and self._epoch_end(done + steps) < at_s:
-            steps += 1
-        if steps == planned:
+        steps = self._epoch.steps_to(at_s, step.start_s, step.end_s, step.steps)
+        if steps == step.steps:
             return False
         step.steps = steps
-        step.end_s = self._epoch_end(done + steps)
+        step.end_s = self._epoch.end_s(steps)
         return True
 
     def _plan_mixed(self, step: StepPlan) -> None:
@@ -196,7 +180,7 @@ class VllmEngine:
             taken = True
             want = min(partial.prompt + partial.outputs - partial.computed, left)
             left -= want
-            work.append((partial, self._schedule(partial, want)))
+            work.append((partial, self.ledger.extend(partial, want)))
         waiting = self.waiting
         if waiting and left > 0:
             if crossing and not taken:
@@ -207,10 +191,9 @@ class VllmEngine:
                 match = self._admissible(seq, left)
                 if match is None:
                     break
-                waiting.popleft()
                 want = self._admit(seq, match, left, step.start_s)
                 left -= want
-                work.append((seq, self._schedule(seq, want)))
+                work.append((seq, self.ledger.extend(seq, want)))
         if work:
             self._partial = None
             step.mixed = True
@@ -231,8 +214,7 @@ class VllmEngine:
         if match is None:
             self._blocked = True
             return
-        self.waiting.popleft()
-        chunk = self._schedule(seq, self._admit(seq, match, budget, step.start_s))
+        chunk = self.ledger.extend(seq, self._admit(seq, match, budget, step.start_s))
         step.entering.append(seq)
         step.mixed = step.exclusive = True
         step.chunks, step.prefill_tokens = 1, chunk.new_tokens + chunk.recomputed_tokens
@@ -241,7 +223,7 @@ class VllmEngine:
         else:
             took_s = self.latency.step_s((chunk,), 0, 0, 0, 0)
         step.end_s = instant(step.start_s + took_s)
-        self._piece = None
+        self._epoch.piece = None
 
     def _price(self, step: StepPlan, work: list[tuple[Sequence, PrefillChunk]], batch: int, ctx: int) -> None:
         """Sort the scheduled work into prompt work and decodes, and ask the latency model what the step takes.
@@ -275,32 +257,24 @@ class VllmEngine:
             took_s = self.latency.decode_piece(batch, ctx).g0 if batch else 0.0
         step.end_s = instant(step.start_s + took_s)
         step.decodes = batch
-        self._piece = None
+        self._epoch.piece = None
 
     # ------------------------------------------------------------ admission
 
     def _admissible(self, seq: Sequence, left: int) -> Match | None:
         """The cached prefix to start from when the head of waiting fits now, else None. Touches nothing."""
-        settings = self.settings
-        length = seq.prompt + seq.outputs
-        bs = settings.block_size
-        match = NO_MATCH
-        if settings.prefix_caching and length > bs:
-            match = self.pool.match(seq.pieces(bs), (length - 1) // bs)
-        pool = self.pool
-        if -(-length // bs) - match.blocks + match.inactive > pool.free + pool.inactive:
+        match = self.ledger.prefix(seq)
+        if not self.ledger.fits(seq, match):
             return None
-        if not settings.chunked_prefill and length - match.blocks * bs > left:
+        settings = self.settings
+        if not settings.chunked_prefill and seq.prompt + seq.outputs - match.blocks * settings.block_size > left:
             return None
         return match
 
     def _admit(self, seq: Sequence, match: Match, left: int, now_s: float) -> int:
-        """Move a sequence to running with its hits; returns how many tokens it computes in this step."""
-        hit_tokens = match.blocks * self.settings.block_size
-        if match.blocks:
-            seq.holds = self.pool.pin(match)
-        seq.owned = seq.published = match.blocks
-        seq.computed = hit_tokens
+        """Move the head of waiting to running with its hits; returns how many tokens it computes in this step."""
+        self.waiting.popleft()
+        hit_tokens = self.ledger.start(seq, match)
         if seq.admit_s is None:
             seq.admit_s = now_s
             seq.cached_tokens = hit_tokens
@@ -314,59 +288,11 @@ class VllmEngine:
         self.running[seq] = None
         return min(seq.prompt + seq.outputs - hit_tokens, left)
 
-    def _schedule(self, seq: Sequence, want: int) -> PrefillChunk:
-        """Take blocks for `want` more tokens of a sequence and publish what is complete."""
-        past = seq.computed
-        upto = past + want
-        blocks = -(-upto // self.settings.block_size)
-        if blocks > seq.owned:
-            self.pool.take(blocks - seq.owned)
-            seq.owned = blocks
-        seq.computed = upto
-        if self.settings.prefix_caching:
-            self._publish_prompt(seq)
-        prompt = seq.prompt
-        new = max(min(upto, prompt) - past, 0)
-        return PrefillChunk(new, past, want - new, past < prompt <= upto)
-
-    def _publish_prompt(self, seq: Sequence) -> None:
-        """Make complete prompt blocks findable now; content of this request alone can wait until it is released."""
-        path = seq.path
-        if not path.pieces or path.pieces[0][0] is seq.own:
-            return
-        upto = min(seq.computed // self.settings.block_size, path.blocks)
-        if upto > seq.published:
-            self._publish(seq, path.pieces, upto)
-
-    def _publish(self, seq: Sequence, pieces: tuple[tuple[object, int], ...], upto: int) -> None:
-        lo = seq.published
-        for branch, end in pieces:
-            if end > lo:
-                hi = min(end, upto)
-                self.pool.publish(seq.holds, branch, lo, hi)  # type: ignore[arg-type]
-                lo = hi
-                if lo == upto:
-                    break
-        seq.published = lo
-
-    def _release(self, seq: Sequence) -> None:
-        """Give all blocks back; complete ones stay findable, generated ones too (a preempted request returns)."""
-        bs = self.settings.block_size
-        if self.settings.prefix_caching:
-            upto = seq.computed // bs
-            if upto > seq.published:
-                path = seq.path
-                pieces = path.pieces if upto <= path.blocks else (*path.pieces, (seq.own, upto))
-                self._publish(seq, pieces, upto)
-        self.pool.release(seq.holds, seq.owned - seq.published)
-        seq.holds = []
-        seq.owned = seq.published = seq.computed = 0
-
     # ------------------------------------------------------------ the literal step
 
     def _plan_literal(self, step: StepPlan) -> StepPlan:
         """A step request by request, as the rules are written: blocks or budget are short (engine section 5.1)."""
-        settings, pool, bs = self.settings, self.pool, self.settings.block_size
+        settings, pool = self.settings, self.pool
         self._dissolve()
         step.literal = True
         budget = settings.max_num_batched_tokens
@@ -379,7 +305,7 @@ class VllmEngine:
             want = min(length - seq.computed, budget)
             if not settings.chunked_prefill and seq.computed < seq.prompt and length - seq.computed > budget:
                 break
-            need = -(-(seq.computed + want) // bs) - seq.owned
+            need = self.ledger.needed(seq, want)
             if seq.owned + need > settings.blocks:
                 self._give_up(seq, running, step)
                 continue
@@ -396,7 +322,7 @@ class VllmEngine:
                     i -= 1
             if seq.phase is Phase.WAITING:
                 continue
-            scheduled[seq] = self._schedule(seq, want)
+            scheduled[seq] = self.ledger.extend(seq, want)
             budget -= want
             i += 1
         if not step.preempted and not settings.exclusive_prefill:
@@ -413,25 +339,22 @@ class VllmEngine:
             match = self._admissible(seq, budget)
             if match is None:
                 break
-            self.waiting.popleft()
             want = self._admit(seq, match, budget, step.start_s)
-            scheduled[seq] = self._schedule(seq, want)
+            scheduled[seq] = self.ledger.extend(seq, want)
             budget -= want
 
     def _dissolve(self) -> None:
         """Give every running request its own state back, for a literal step."""
-        late, emitted_s = self._late, self._emitted_s
         for seq in self.running:
             if seq.phase is Phase.DECODE:
-                seq.last_token_s = late.get(seq, emitted_s)
-        late.clear()
+                seq.last_token_s = self._log.last_token_s(seq)
         self.batch.dissolve(list(self.running))
         self._partial = None
-        self._piece = None
+        self._epoch.piece = None
 
     def _preempt(self, victim: Sequence, step: StepPlan) -> None:
         del self.running[victim]
-        self._release(victim)
+        self.ledger.release(victim)
         victim.phase = Phase.WAITING
         self.waiting.appendleft(victim)
         step.preempted += 1
@@ -476,33 +399,32 @@ class VllmEngine:
             self._commit_literal(step, outcome)
             return outcome
         batch = self.batch
-        decodes = batch.size > 0 and not step.exclusive
-        if not step.mixed:
+        load = (len(self.running), len(self.waiting))
+        if step.mixed:
+            self._log.mixed(step, batch, self.pool, load)
+        else:
             need = batch.crossings(step.steps)
             if need:
                 self.pool.take(need)
-        if self._record is not None:
-            self._record_step(step)
-        if decodes:
+            self._log.decode(step, self._epoch, batch, self.pool, load)
+            self._epoch.done += step.steps
+        if batch.size and not step.exclusive:
             batch.advance(step.steps)
-            self._done += step.steps
-            self._emitted_s = end_s
-            if self._late:
-                self._late.clear()
+            self._log.emitted(end_s)
             for seq in batch.pop_finished():
                 self._complete(seq, end_s, outcome)
         for seq in step.entering:
             self._enter(seq, end_s, outcome)
         if step.entering or outcome.ended:
-            self._piece = None
+            self._epoch.piece = None
             self._blocked = False
         return outcome
 
     def _enter(self, seq: Sequence, end_s: float, outcome: Outcome) -> None:
         """A prompt (or a recomputation) is complete: one token, then the decode batch."""
         if seq.outputs:
-            if self._record is not None and seq.last_token_s is not None:
-                self._record_gap(seq.last_token_s, end_s, 1)
+            if seq.last_token_s is not None:
+                self._log.gaps((seq.last_token_s,), end_s)
         elif seq.outputs_limit:
             seq.first_token_s = end_s
             outcome.firsts.append(seq)
@@ -513,28 +435,24 @@ class VllmEngine:
         if seq.outputs >= seq.outputs_limit:
             self._complete(seq, end_s, outcome)
             return
-        batch = self.batch
-        if not batch.size:
-            self._emitted_s = end_s
-        elif end_s != self._emitted_s:
-            self._late[seq] = end_s
-        batch.join(seq)
+        self._log.joined(seq, end_s, alone=not self.batch.size)
+        self.batch.join(seq)
 
     def _complete(self, seq: Sequence, end_s: float, outcome: Outcome) -> None:
         seq.phase = Phase.DONE
         if seq.outputs:
             seq.last_token_s = end_s
         del self.running[seq]
-        self._release(seq)
+        self.ledger.release(seq)
         outcome.ended.append(seq)
 
     def _commit_literal(self, step: StepPlan, outcome: Outcome) -> None:
         end_s = step.end_s
-        gaps: dict[float, int] = {}
+        since_s: list[float] = []
         for seq in step.failed:
             seq.phase = Phase.DONE
             del self.running[seq]
-            self._release(seq)
+            self.ledger.release(seq)
             outcome.ended.append(seq)
         for seq in step.entering:
             if not seq.outputs:
@@ -544,110 +462,29 @@ class VllmEngine:
                 seq.first_token_s = end_s
                 outcome.firsts.append(seq)
             elif seq.last_token_s is not None:
-                gaps[seq.last_token_s] = gaps.get(seq.last_token_s, 0) + 1
+                since_s.append(seq.last_token_s)
             seq.outputs += 1
             seq.last_token_s = end_s
             if seq.outputs >= seq.outputs_limit:
                 self._complete(seq, end_s, outcome)
         self._reform(end_s)
         self._blocked = False
-        if self._record is not None:
-            if step.chunks or step.decodes:
-                self._record_row(step, "step", step.start_s, end_s, 1, 0, 0.0, 0.0, 0.0)
-            for last_s, count in gaps.items():
-                self._record_gap(last_s, end_s, count)
+        self._log.literal(step, self.batch, self.pool, (len(self.running), len(self.waiting)))
+        self._log.gaps(since_s, end_s)
 
     def _reform(self, end_s: float) -> None:
         """Build the decode batch anew after a literal step."""
         others = []
-        self._emitted_s = end_s
+        self._log.emitted(end_s)
         for seq in self.running:
             if seq.outputs and seq.computed == seq.prompt + seq.outputs - 1:
+                self._log.joined(seq, end_s if seq.last_token_s is None else seq.last_token_s, alone=False)
                 self.batch.join(seq)
-                if seq.last_token_s is not None and seq.last_token_s != end_s:
-                    self._late[seq] = seq.last_token_s
             else:
                 others.append(seq)
         last = next(reversed(self.running)) if self.running else None
         self._partial = last if others == [last] else None
         self._literally = bool(others) and self._partial is None
-
-    # ------------------------------------------------------------ records
-
-    def _record_step(self, step: StepPlan) -> None:
-        """One row for a step or leap; a first decode step after a stall gets rows of its own for its longer gaps."""
-        start_s, steps = step.start_s, step.steps
-        late = self._late
-        if step.mixed:
-            standing = 0 if step.exclusive else self.batch.size
-            gap_s = step.end_s - self._emitted_s if standing else 0.0
-            self._record_row(step, "step", start_s, step.end_s, 1, max(standing - len(late), 0), gap_s, 0.0, 0.0)
-            if standing and late:
-                self._record_late(step.end_s)
-            return
-        uniform = step.decodes - len(late)
-        g0, g1, g2, _ = self._piece  # type: ignore[misc]
-        first = self._done
-        if late or self._emitted_s != start_s:
-            end_s = self._epoch_end(first + 1)
-            self._record_row(step, "step", start_s, end_s, 1, 0, 0.0, 0.0, 0.0)
-            if uniform:
-                self._record_gap(self._emitted_s, end_s, uniform)
-            self._record_late(end_s)
-            first, start_s, steps = first + 1, end_s, steps - 1
-            if not steps:
-                return
-        gap0 = g0 + first * (g1 + first * g2)
-        kind = "leap" if steps > 1 else "step"
-        self._record_row(step, kind, start_s, step.end_s, steps, step.decodes, gap0, g1 + 2.0 * g2 * first, g2)
-
-    def _record_late(self, end_s: float) -> None:
-        gaps: dict[float, int] = {}
-        for last_s in self._late.values():
-            gaps[last_s] = gaps.get(last_s, 0) + 1
-        for last_s, count in gaps.items():
-            self._record_gap(last_s, end_s, count)
-
-    def _record_row(
-        self,
-        step: StepPlan,
-        kind: str,
-        start_s: float,
-        end_s: float,
-        steps: int,
-        gap_tokens: int,
-        g0: float,
-        g1: float,
-        g2: float,
-    ) -> None:
-        pool, batch = self.pool, self.batch
-        self._record(  # type: ignore[misc]
-            (
-                self.worker_id,
-                kind,
-                start_s,
-                end_s,
-                steps,
-                step.decodes,
-                batch.ctx_tokens,
-                step.chunks,
-                step.prefill_tokens,
-                len(self.running),
-                len(self.waiting),
-                pool.active,
-                pool.inactive,
-                step.preempted,
-                gap_tokens,
-                g0,
-                g1,
-                g2,
-            )
-        )
-
-    def _record_gap(self, last_s: float, end_s: float, count: int) -> None:
-        self._record(
-            (self.worker_id, "gap", last_s, end_s, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, count, end_s - last_s, 0.0, 0.0)
-        )  # type: ignore[misc]
 
     def _stuck(self) -> str:
         names = ", ".join(repr(seq.request_id) for seq in list(self.running)[:5] + list(self.waiting)[:5])

@@ -27,7 +27,7 @@ from policies.cluster.events import (
     WorkerUp,
 )
 from policies.cluster.ids import RequestId, Role, WorkerId
-from policies.errors import CapabilityError, EngineError
+from policies.errors import CapabilityError, EngineError, InvariantError
 from twin.engine.plan import Outcome
 from twin.engine.sequence import Sequence as EngineSequence
 from twin.engine.settings import EngineSettings
@@ -152,6 +152,26 @@ class MockWorld:
         for request in list(self.open.values()):
             self._note(request, "open", None)
         self.open.clear()
+
+    def audit(self) -> None:
+        """What must hold at the end: nobody is open, every pool has its blocks back, books add up."""
+        if self.open:
+            raise InvariantError(f"{len(self.open)} requests are open after the end of the run")
+        if self.controller.view.requests:
+            raise InvariantError(
+                f"the controller knows {len(self.controller.view.requests)} open requests after the end"
+            )
+        for worker in self.workers.values():
+            engine = worker.engine
+            engine.pool.audit()
+            if engine.pool.active or engine.batch.size or not engine.idle:
+                raise InvariantError(
+                    f"worker {worker.up.name} ended with {engine.pool.active} blocks owned, {engine.batch.size} "
+                    f"sequences decoding, {len(engine.waiting)} waiting"
+                )
+            view = self.controller.view.workers.get(worker.worker_id)
+            if view is not None and view.in_flight:
+                raise InvariantError(f"worker {worker.up.name} ended with {view.in_flight} requests in flight")
 
     # ------------------------------------------------------------ arrivals
 

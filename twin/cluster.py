@@ -1,0 +1,103 @@
+"""From the configuration to workers to simulate: latency models, pool sizes, engine settings.
+
+One latency model and one pool size per group; its workers share them. Nothing here runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from policies.cluster.ids import Role, WorkerId
+from twin.config import Config, WorkerGroup
+from twin.engine.settings import EngineSettings
+from twin.mocker.world import WorkerSpec
+from twin.perf.build import build_latency
+from twin.perf.memory import kv_pool_tokens
+from twin.perf.protocol import LatencyModel
+
+PEER = "dynamo-1.6.1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """A worker group, ready to simulate; `workers` are its members."""
+
+    config: WorkerGroup
+    settings: EngineSettings
+    latency: LatencyModel
+    workers: tuple[WorkerSpec, ...]
+
+
+def build_groups(config: Config, *, leap: bool = True) -> tuple[Group, ...]:
+    """All groups, workers numbered through. Raises ConfigError where a model does not fit its GPUs."""
+    groups = []
+    first = 0
+    for group in config.workers:
+        built = _build(group, first, peer=config.compat == PEER, leap=leap)
+        groups.append(built)
+        first += group.count
+    return tuple(groups)
+
+
+def _build(group: WorkerGroup, first: int, *, peer: bool, leap: bool) -> Group:
+    settings = _settings(group, peer=peer, leap=leap)
+    latency = build_latency(
+        group.latency,
+        engine=group.engine.kind,
+        model=group.model,
+        gpu=group.gpu,
+        tp=group.tp,
+        pp=group.pp,
+        dp=group.dp,
+        ep=group.ep,
+        weights=group.weights,
+        kv=group.kv,
+        pool_tokens=settings.blocks * settings.block_size,
+    )
+    workers = tuple(
+        WorkerSpec(
+            worker_id=WorkerId(first + i),
+            name=f"{group.name}-{i}",
+            settings=settings,
+            latency=latency,
+            role=Role(group.role),
+            gpus=group.gpus,
+        )
+        for i in range(group.count)
+    )
+    return Group(config=group, settings=settings, latency=latency, workers=workers)
+
+
+def _settings(group: WorkerGroup, *, peer: bool, leap: bool) -> EngineSettings:
+    engine = group.engine
+    blocks = engine.kv_blocks
+    if blocks is None:
+        tokens = kv_pool_tokens(
+            engine=engine.kind,
+            model=group.model,
+            gpu=group.gpu,
+            tp=group.tp,
+            pp=group.pp,
+            dp=group.dp,
+            ep=group.ep,
+            weights=group.weights,
+            kv=group.kv,
+            block_size=engine.block_size,
+            max_num_seqs=engine.max_num_seqs,
+            gpu_memory_utilization=engine.gpu_memory_utilization,
+        )
+        blocks = tokens // engine.block_size
+    return EngineSettings(
+        block_size=engine.block_size,
+        blocks=blocks,
+        max_num_seqs=engine.max_num_seqs,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        max_model_len=engine.max_model_len,
+        prefix_caching=engine.prefix_caching,
+        chunked_prefill=engine.chunked_prefill,
+        exclusive_prefill=engine.exclusive_prefill,
+        preemption=engine.preemption,
+        fifo_skip=peer,
+        abort_when_stuck=peer,
+        leap=leap,
+    )

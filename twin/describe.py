@@ -1,0 +1,153 @@
+"""What a run says about itself: cluster and router in words, what is not modelled, what deserves a warning.
+
+Words only: every figure in here comes from the configuration or from counters of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from policies.cluster.controller import Policy
+from reports.report import LatencyMeta, RunMeta, TraceMeta, WorkerMeta
+from traces.load import Trace
+from twin.cluster import Group
+from twin.config import Config
+from twin.config_text import to_plain
+
+NOT_MODELLED = (
+    "network, tokeniser and HTTP time before and after the engine",
+    "router and scheduler compute time",
+    "prefill/decode disaggregation, KV tiers below the GPU, worker failures and client cancellations",
+    "speculative decoding, attention data parallelism, pipeline bubbles, CUDA-graph padding",
+    "sampling: every request makes exactly the output length of its trace row",
+)
+
+NO_KEYS_WARNING = (
+    "router kv: the trace has no prefix content (no hash ids), so kv routing could only balance load; "
+    "its overlap terms were 0 throughout"
+)
+
+
+def describe_run(
+    config: Config,
+    groups: tuple[Group, ...],
+    trace: Trace,
+    policy: Policy,
+    *,
+    hash_known: bool,
+    no_effect: tuple[str, ...],
+) -> RunMeta:
+    """Everything about the run that its record does not hold, as the report wants it."""
+    workers = tuple(
+        WorkerMeta(
+            worker_id=spec.worker_id,
+            name=spec.name,
+            group=group.config.name,
+            gpus=spec.gpus,
+            role=spec.role.value,
+            total_blocks=spec.settings.blocks,
+            block_size=spec.settings.block_size,
+        )
+        for group in groups
+        for spec in group.workers
+    )
+    return RunMeta(
+        trace=_trace_meta(trace),
+        cluster=tuple(cluster_line(group) for group in groups),
+        router=router_line(config),
+        latency=tuple(_latency_meta(group) for group in groups),
+        workers=workers,
+        gpus=sum(worker.gpus for worker in workers),
+        hash_known=hash_known,
+        seed=config.seed,
+        not_modelled=NOT_MODELLED,
+        no_effect=(*config.no_effect, *no_effect),
+        warnings=_warnings(config, trace, policy, hash_known=hash_known),
+        config=to_plain(config),
+        origins=dict(config.origins),
+    )
+
+
+def cluster_line(group: Group) -> str:
+    """One worker group for a person."""
+    config, settings = group.config, group.settings
+    engine = (
+        f"block {settings.block_size} x {settings.blocks:,} ({settings.block_size * settings.blocks:,} tokens), "
+        f"{settings.max_num_seqs} sequences, {settings.max_num_batched_tokens:,} tokens a step, "
+        f"prefix caching {_on(settings.prefix_caching)}, chunked prefill {_on(settings.chunked_prefill)}"
+    )
+    if settings.exclusive_prefill:
+        engine += ", exclusive prefill"
+    layout = f"TP {config.tp}"
+    for name, degree in (("PP", config.pp), ("DP", config.dp), ("EP", config.ep)):
+        if degree > 1:
+            layout += f" {name} {degree}"
+    return (
+        f"{config.name}: {config.count} x {config.role} · {config.engine.kind} · {config.model} "
+        f"{config.weights.upper()} weights, {config.kv.upper()} KV · {config.gpu} {layout} · {engine}"
+    )
+
+
+def router_line(config: Config) -> str:
+    """The router and what it depends on."""
+    router = config.router
+    text = router.mode
+    if router.mode in ("least-loaded", "kv"):
+        text += f" · ties {router.tie_break}"
+    if router.mode == "kv":
+        text += f" · overlap credit {router.overlap_score_credit:g}, prefill scale {router.prefill_load_scale:g}"
+        text += f", temperature {router.router_temperature:g} · KV events {config.observe.kv_event_lag_s:g} s late"
+    return text
+
+
+def _on(flag: bool) -> str:
+    return "on" if flag else "off"
+
+
+def _trace_meta(trace: Trace) -> TraceMeta:
+    info = trace.info
+    remarks = tuple(f"{what}: {count:,} rows" for what, count in sorted(trace.remarks.items()))
+    return TraceMeta(
+        name=info.path.name,
+        format=info.format,
+        synthetic=info.synthetic,
+        source=info.source,
+        licence=info.licence,
+        notes=(*info.notes, *remarks),
+        skipped=dict(trace.skipped),
+    )
+
+
+def _latency_meta(group: Group) -> LatencyMeta:
+    provenance = group.latency.provenance
+    return LatencyMeta(
+        group=group.config.name,
+        model=provenance.name,
+        source=provenance.source,
+        engine_version=provenance.engine_version,
+        error_band=provenance.error_band,
+        notes=provenance.notes,
+    )
+
+
+def _warnings(config: Config, trace: Trace, policy: Policy, *, hash_known: bool) -> tuple[str, ...]:
+    warnings = []
+    if trace.skipped:
+        left_out = ", ".join(f"{count:,} {reason}" for reason, count in sorted(trace.skipped.items()))
+        warnings.append(f"rows of the trace left out: {left_out}")
+    if config.router.mode == "kv" and not hash_known:
+        warnings.append(NO_KEYS_WARNING)
+    counters = getattr(policy, "counters", None)
+    if config.router.mode == "kv" and hash_known and counters is not None:
+        warnings.extend(_kv_health(counters()))
+    return tuple(warnings)
+
+
+def _kv_health(counters: Mapping[str, int]) -> list[str]:
+    warnings = []
+    decisions = counters.get("decisions", 0)
+    if decisions >= 100 and not counters.get("overlap_differs", 0):
+        warnings.append(f"router kv: overlap was the same on every worker in all {decisions:,} decisions")
+    if counters.get("kv_index_empty", 0):
+        warnings.append("router kv: nothing was in the prefix index after the first 100 finished requests")
+    return warnings

@@ -1,0 +1,93 @@
+"""Who holds which blocks: the moves of a sequence's blocks that every scheduler shares.
+
+It looks up cached prefixes, extends sequences, publishes what is complete and gives everything back. It decides
+nothing: schedulers ask whether something fits before they let it happen.
+"""
+
+from __future__ import annotations
+
+from policies.cluster.blocks import Branch
+from twin.engine.pool import NO_MATCH, BlockPool, Match
+from twin.engine.sequence import Sequence
+from twin.perf.protocol import PrefillChunk
+
+
+class Ledger:
+    """The pool as sequences see it: counts in tokens, content by path."""
+
+    __slots__ = ("block_size", "caching", "pool")
+
+    def __init__(self, pool: BlockPool, block_size: int, *, caching: bool) -> None:
+        self.pool = pool
+        self.block_size = block_size
+        self.caching = caching
+
+    def prefix(self, seq: Sequence) -> Match:
+        """The cached prefix of a sequence's known tokens; the last token is always computed. Touches nothing."""
+        limit = (seq.prompt + seq.outputs - 1) // self.block_size
+        if not self.caching or limit <= 0:
+            return NO_MATCH
+        return self.pool.match(seq.pieces(self.block_size), limit)
+
+    def fits(self, seq: Sequence, match: Match) -> bool:
+        """Whether all known tokens fit now; hits that nobody holds count as needed, since they become active."""
+        pool = self.pool
+        needed = -(-(seq.prompt + seq.outputs) // self.block_size) - match.blocks + match.inactive
+        return needed <= pool.free + pool.inactive
+
+    def start(self, seq: Sequence, match: Match) -> int:
+        """Give a sequence its cached prefix as first blocks; returns the tokens in it."""
+        if match.blocks:
+            seq.holds = self.pool.pin(match)
+        seq.owned = seq.published = match.blocks
+        seq.computed = tokens = match.blocks * self.block_size
+        return tokens
+
+    def needed(self, seq: Sequence, want: int) -> int:
+        """Fresh blocks that `want` more computed tokens take."""
+        return -(-(seq.computed + want) // self.block_size) - seq.owned
+
+    def extend(self, seq: Sequence, want: int) -> PrefillChunk:
+        """Take the blocks for `want` more tokens of a sequence, and publish the prompt blocks that become complete."""
+        past = seq.computed
+        upto = past + want
+        blocks = -(-upto // self.block_size)
+        if blocks > seq.owned:
+            self.pool.take(blocks - seq.owned)
+            seq.owned = blocks
+        seq.computed = upto
+        if self.caching:
+            path = seq.path
+            # content that this sequence alone can use need not be findable before it gives its blocks back
+            if path.pieces and path.pieces[0][0] is not seq.own:
+                complete = min(upto // self.block_size, path.blocks)
+                if complete > seq.published:
+                    self._publish(seq, path.pieces, complete)
+        prompt = seq.prompt
+        new = (upto if upto < prompt else prompt) - past
+        if new < 0:
+            new = 0
+        return PrefillChunk(new, past, want - new, past < prompt <= upto)
+
+    def release(self, seq: Sequence) -> None:
+        """Give all blocks back; complete ones stay findable, generated ones too: a preempted request returns."""
+        if self.caching:
+            complete = seq.computed // self.block_size
+            if complete > seq.published:
+                path = seq.path
+                pieces = path.pieces if complete <= path.blocks else (*path.pieces, (seq.own, complete))
+                self._publish(seq, pieces, complete)
+        self.pool.release(seq.holds, seq.owned - seq.published)
+        seq.holds = []
+        seq.owned = seq.published = seq.computed = 0
+
+    def _publish(self, seq: Sequence, pieces: tuple[tuple[Branch, int], ...], upto: int) -> None:
+        lo = seq.published
+        for branch, end in pieces:
+            if end > lo:
+                hi = end if end < upto else upto
+                self.pool.publish(seq.holds, branch, lo, hi)
+                lo = hi
+                if lo == upto:
+                    break
+        seq.published = lo

@@ -1,0 +1,132 @@
+"""The record of an engine: one row per step or leap, and the token gaps that are longer than a step.
+
+A gap is the time between two tokens of one request. In a standing batch every gap is a step; a request that was
+stalled, starved of budget or preempted has a longer one, which gets a row of kind "gap". Columns:
+`reports.record.STEP_COLUMNS`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from twin.engine.batch import DecodeBatch
+from twin.engine.epoch import Epoch
+from twin.engine.plan import StepPlan
+from twin.engine.pool import BlockPool
+from twin.engine.sequence import Sequence
+
+Row = tuple[float | int | str, ...]
+
+
+class StepLog:
+    """Knows when the batch last emitted (`emitted_s`), and the members for which that is another time (`late`)."""
+
+    __slots__ = ("_write", "emitted_s", "late", "worker_id")
+
+    def __init__(self, worker_id: int, write: Callable[[Row], None] | None) -> None:
+        self.worker_id = worker_id
+        self._write = write
+        self.emitted_s = 0.0
+        self.late: dict[Sequence, float] = {}
+
+    # ------------------------------------------------------------ who emitted when
+
+    def joined(self, seq: Sequence, at_s: float, *, alone: bool) -> None:
+        """A sequence that emitted at `at_s` joins the batch."""
+        if alone:
+            self.emitted_s = at_s
+        elif at_s != self.emitted_s:
+            self.late[seq] = at_s
+
+    def emitted(self, at_s: float) -> None:
+        """Every member of the batch emitted at `at_s`."""
+        self.emitted_s = at_s
+        if self.late:
+            self.late.clear()
+
+    def last_token_s(self, seq: Sequence) -> float:
+        """When a member of the batch last emitted."""
+        return self.late.get(seq, self.emitted_s) if self.late else self.emitted_s
+
+    # ------------------------------------------------------------ rows
+
+    def decode(self, step: StepPlan, epoch: Epoch, batch: DecodeBatch, pool: BlockPool, load: tuple[int, int]) -> None:
+        """Decode steps; the first one after a stall gets a row of its own, with its longer gaps beside it."""
+        if self._write is None:
+            return
+        start_s, steps, skip = step.start_s, step.steps, 0
+        if self.late or self.emitted_s != start_s:
+            end_s = epoch.end_s(1)
+            self._row(step, "step", start_s, end_s, 1, batch, pool, load, 0, (0.0, 0.0, 0.0))
+            self._longer(end_s, batch.size)
+            start_s, steps, skip = end_s, steps - 1, 1
+            if not steps:
+                return
+        kind = "leap" if steps > 1 else "step"
+        self._row(step, kind, start_s, step.end_s, steps, batch, pool, load, batch.size, epoch.gaps(skip))
+
+    def mixed(self, step: StepPlan, batch: DecodeBatch, pool: BlockPool, load: tuple[int, int]) -> None:
+        """A step with prompt work; the standing batch emits too unless it stood still."""
+        if self._write is None:
+            return
+        if step.exclusive or not batch.size:
+            self._row(step, "step", step.start_s, step.end_s, 1, batch, pool, load, 0, (0.0, 0.0, 0.0))
+        elif self.late or self.emitted_s != step.start_s:
+            self._row(step, "step", step.start_s, step.end_s, 1, batch, pool, load, 0, (0.0, 0.0, 0.0))
+            self._longer(step.end_s, batch.size)
+        else:
+            gap_s = step.end_s - step.start_s
+            self._row(step, "step", step.start_s, step.end_s, 1, batch, pool, load, batch.size, (gap_s, 0.0, 0.0))
+
+    def literal(self, step: StepPlan, batch: DecodeBatch, pool: BlockPool, load: tuple[int, int]) -> None:
+        """A step scheduled request by request; its gaps come one by one through `gaps`."""
+        if self._write is not None and (step.chunks or step.decodes or step.preempted):
+            self._row(step, "step", step.start_s, step.end_s, 1, batch, pool, load, 0, (0.0, 0.0, 0.0))
+
+    def gaps(self, since_s: Iterable[float], end_s: float) -> None:
+        """Single gaps that end now: one per entry of `since_s`."""
+        if self._write is None:
+            return
+        for last_s, count in Counter(since_s).items():
+            gap = (self.worker_id, "gap", last_s, end_s, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, count, end_s - last_s, 0.0, 0.0)
+            self._write(gap)
+
+    def _longer(self, end_s: float, size: int) -> None:
+        late = list(self.late.values())
+        self.gaps([self.emitted_s] * (size - len(late)) + late, end_s)
+
+    def _row(
+        self,
+        step: StepPlan,
+        kind: str,
+        start_s: float,
+        end_s: float,
+        steps: int,
+        batch: DecodeBatch,
+        pool: BlockPool,
+        load: tuple[int, int],
+        gap_tokens: int,
+        gaps: tuple[float, float, float],
+    ) -> None:
+        running, waiting = load
+        self._write(  # type: ignore[misc]
+            (
+                self.worker_id,
+                kind,
+                start_s,
+                end_s,
+                steps,
+                step.decodes,
+                batch.ctx_tokens,
+                step.chunks,
+                step.prefill_tokens,
+                running,
+                waiting,
+                pool.capacity - pool.free - pool.inactive,
+                pool.inactive,
+                step.preempted,
+                gap_tokens,
+                *gaps,
+            )
+        )

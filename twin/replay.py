@@ -1,0 +1,242 @@
+"""Trace and configuration in, run folder and report out: the simulated replay from end to end.
+
+This file only wires rooms together. It keeps what there is when a run is stopped half-way.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import xxhash
+
+from policies.cluster.controller import Controller, Policy
+from policies.cluster.journal import Header, Journal
+from policies.errors import ConfigError
+from policies.router.build import Maker
+from policies.router.build import build as build_router
+from policies.router.settings import RouterSettings
+from reports.build import build_report
+from reports.record import RunWriter, finish_run
+from reports.report import Report
+from reports.sla import Sla, parse_sla
+from traces.load import ReadOptions, Trace, open_trace
+from traces.transform import transform
+from twin.cluster import Group, build_groups
+from twin.config import Config, TraceConfig
+from twin.config_text import to_plain, to_toml
+from twin.describe import describe_run
+from twin.mocker.demand import Demand
+from twin.mocker.world import MockWorld, Observation
+
+CONFIG_TOML = "config.toml"
+JOURNAL = "journal.jsonl"
+
+Progress = Callable[[int, int | None], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """Where a run was written, what it came to, and whether it went to its end."""
+
+    folder: Path
+    report: Report
+    complete: bool
+
+
+def replay(
+    config: Config,
+    *,
+    out: Path | None = None,
+    name: str | None = None,
+    html: bool = True,
+    journal: bool = False,
+    perfetto: bool = False,
+    explain: bool = False,
+    leap: bool = True,
+    progress: Progress | None = None,
+) -> Replayed:
+    """Simulate `config.trace` on the configured cluster and write the run folder.
+
+    Ctrl-C keeps what there is: the run is then not `complete` and its open requests are listed as open. Raises
+    TraceError or TwinError (one line each) for bad input; a run that cannot go on keeps its record, marked partial.
+    """
+    started = os.times()
+    began = time.monotonic()
+    if config.trace.path is None:
+        raise ConfigError("no trace given: pass a file, or set trace.path")
+    sla = parse_sla(config.sla) if config.sla is not None else None
+    trace = open_trace(config.trace.path, read_options(config.trace))
+    groups = build_groups(config, leap=leap)
+    policy = build_policy(config, groups[0].settings.block_size, explain=explain)
+    folder = out if out is not None else Path("runs") / (name or run_name(config))
+    writer = RunWriter(folder)
+    with _journal_sink(folder, config, policy, wanted=journal) as sink:
+        world = _world(config, trace, groups, Controller([policy], sink), writer, progress)
+        complete = False
+        try:
+            with _no_collection():
+                complete = _run(world)
+        finally:
+            if not complete:
+                world.abandon()
+            writer.close()
+            (folder / CONFIG_TOML).write_text(to_toml(config), encoding="utf-8")
+    report = _report(config, folder, trace, groups, policy, sla)
+    if perfetto:
+        from reports.perfetto import write_perfetto
+
+        write_perfetto(folder)
+    if html:
+        from reports.html import write_html
+
+        write_html(folder, report)
+    ended = os.times()
+    cpu_s = ended.user + ended.system - started.user - started.system
+    finish_run(folder, complete=complete, cpu_s=cpu_s, wall_s=time.monotonic() - began)
+    return Replayed(folder=folder, report=report, complete=complete)
+
+
+def read_options(trace: TraceConfig) -> ReadOptions:
+    """How the configuration wants its trace read."""
+    return ReadOptions(
+        format=trace.format,
+        on_bad_row=trace.on_bad_row,
+        time_unit=trace.time_unit,
+        hash_block_tokens=trace.hash_block_tokens,
+        default_osl=trace.default_osl,
+        sort=trace.sort,
+        keep_zero_output=trace.keep_zero_output,
+    )
+
+
+def build_policy(config: Config, block_size: int, *, explain: bool = False) -> Policy:
+    """The routing policy of the configuration, from a plug-in where no mode of ours has that name."""
+    router = config.router
+    names = RouterSettings.__dataclass_fields__.keys() - {"seed", "block_size", "explain"}
+    values = {name: getattr(router, name) for name in names}
+    settings = RouterSettings(seed=config.seed, block_size=block_size, explain=explain, **values)
+    return build_router(settings, _plugins(router.mode))
+
+
+def _plugins(mode: str) -> dict[str, Maker]:
+    from policies.router.build import MODES
+
+    if mode in MODES:
+        return {}
+    from twin import plugins
+
+    return {name: plugins.load("dynatwin.routers", name) for name in plugins.names("dynatwin.routers") if name == mode}
+
+
+def run_name(config: Config) -> str:
+    """`<trace stem>-<8 hex>`: the same configuration, trace content and seed give the same name."""
+    assert config.trace.path is not None
+    digest = xxhash.xxh3_64(repr(to_plain(config)).encode())
+    with config.trace.path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return f"{config.trace.path.name.split('.')[0]}-{digest.hexdigest()[:8]}"
+
+
+def demand_of(config: Config, trace: Trace) -> Demand:
+    """The trace as it is to arrive: cut, re-timed, streamed."""
+    cut = config.trace
+    batches = transform(
+        trace,
+        limit=cut.limit,
+        start_s=cut.start_s,
+        end_s=cut.end_s,
+        speedup=cut.speedup,
+        rate_rps=cut.rate_rps,
+        poisson=cut.arrivals == "poisson",
+        seed=config.seed,
+    )
+    return Demand(batches)
+
+
+def _world(
+    config: Config,
+    trace: Trace,
+    groups: tuple[Group, ...],
+    controller: Controller,
+    writer: RunWriter,
+    progress: Progress | None,
+) -> MockWorld:
+    total = config.trace.limit or trace.info.rows
+    return MockWorld(
+        controller=controller,
+        workers=[spec for group in groups for spec in group.workers],
+        demand=demand_of(config, trace),
+        sinks=writer,  # type: ignore[arg-type]  # its rows are typed more closely than a sink's
+        router=config.router.mode,
+        key_tokens=trace.info.hash_block_tokens,
+        concurrency=config.trace.concurrency,
+        observe=Observation(
+            report_lag_s=config.observe.report_lag_s,
+            kv_event_lag_s=config.observe.kv_event_lag_s,
+        ),
+        progress=None if progress is None else lambda ended: progress(ended, total),
+    )
+
+
+def _run(world: MockWorld) -> bool:
+    """Whether the run went to its end; False after Ctrl-C."""
+    try:
+        world.run()
+    except KeyboardInterrupt:
+        return False
+    world.audit()
+    return True
+
+
+def _report(
+    config: Config, folder: Path, trace: Trace, groups: tuple[Group, ...], policy: Policy, sla: Sla | None
+) -> Report:
+    hash_known = trace.info.hash_block_tokens is not None
+    no_effect = []
+    if config.trace.hash_block_tokens is not None and not hash_known:
+        no_effect.append("trace.hash_block_tokens has no effect: the trace has no hash ids")
+    meta = describe_run(config, groups, trace, policy, hash_known=hash_known, no_effect=tuple(no_effect))
+    return build_report(folder, meta, sla)
+
+
+@contextmanager
+def _journal_sink(folder: Path, config: Config, policy: Policy, *, wanted: bool) -> Iterator[Journal | None]:
+    """The journal file of the run, open while it runs."""
+    path = folder / JOURNAL
+    path.unlink(missing_ok=True)
+    if not wanted:
+        yield None
+        return
+    from importlib.metadata import version
+
+    header = Header(
+        versions={"dynatwin": version("dynatwin")},
+        config=to_plain(config),
+        seed=config.seed,
+        policies=(config.router.mode,),
+    )
+    with path.open("w", encoding="utf-8") as file:
+        sink = Journal(file.write, header)
+        try:
+            yield sink
+        finally:
+            sink.flush()
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Without the cyclic collector: a run makes many objects and no cycles (measured: 15 % of its CPU time)."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
