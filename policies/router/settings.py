@@ -17,7 +17,7 @@ DecodeBasis = Literal["potential", "active"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterSettings:
-    """Everything that a mode may read; `build.MODES` says which mode reads what.
+    """Everything that a mode may read; most of it is for mode kv, whose formula `cost` states.
 
     `block_size` is the router's, in tokens per KV block. `seed` starts every draw. `explain` puts all terms of all
     candidates into each dispatch. `overlap_score_weight` is the older name of `prefill_load_scale`: where it is given

@@ -1,0 +1,126 @@
+"""The books: examples B1 to B8, lost workers, and nothing left when all is over."""
+
+from __future__ import annotations
+
+import pytest
+from builders import keys_path
+
+from policies.cluster.blocks import ContentTree
+from policies.cluster.ids import RequestId, WorkerId
+from policies.errors import InvariantError
+from policies.router.books import Books
+
+W0, W1 = WorkerId(0), WorkerId(1)
+R1, R2 = RequestId("r1"), RequestId("r2")
+TREE = ContentTree(4, 4)
+PROMPT = keys_path(TREE, [1, 2, 3, 4])
+
+
+def after(books: Books, worker_id: WorkerId = W0) -> tuple[int, int, int]:
+    load = books.load(worker_id)
+    return load.prefill_tokens, load.blocks, load.requests
+
+
+def booked(*requests: RequestId) -> Books:
+    """A 16-token prompt of 4 blocks, 2 of them cached, booked on worker 0 for each request."""
+    books = Books(4)
+    for request_id in requests:
+        books.book(request_id, W0, PROMPT, 0, 8)
+    return books
+
+
+def test_b1_and_b2_a_shared_prompt_counts_its_blocks_once() -> None:
+    assert after(booked(R1)) == (8, 4, 1)
+    assert after(booked(R1, R2)) == (16, 4, 2)
+
+
+def test_b3_potential_blocks() -> None:
+    books = booked(R1, R2)
+    half_shared = keys_path(TREE, [1, 2, 7, 8])
+    shared = books.depths(half_shared)[W0]
+    assert books.load(W0).blocks + half_shared.blocks - shared == 6
+
+
+def test_b4_prefill_done_once() -> None:
+    books = booked(R1, R2)
+    books.prefill_done(R1)
+    assert after(books) == (8, 4, 2)
+    books.prefill_done(R1)
+    assert after(books) == (8, 4, 2)
+
+
+def test_b5_an_output_block_at_each_full_one() -> None:
+    books = booked(R1, R2)
+    books.prefill_done(R1)
+    books.emit(R1, 3)
+    assert after(books) == (8, 4, 2)
+    books.emit(R1, 1)
+    assert after(books) == (8, 5, 2)
+    books.emit(R1, 9)
+    assert after(books) == (8, 7, 2)
+
+
+def test_b6_and_b7_free_once() -> None:
+    books = booked(R1, R2)
+    books.prefill_done(R1)
+    books.emit(R1, 4)
+    books.free(R1)
+    assert (after(books), books.unknown_frees) == ((8, 4, 1), 0)
+    books.free(R1)
+    assert (after(books), books.unknown_frees) == ((8, 4, 1), 1)
+
+
+def test_b8_an_end_before_the_first_token_frees_the_prefill() -> None:
+    books = booked(R2)
+    books.free(R2)
+    assert after(books) == (0, 0, 0)
+    assert books.size == 0
+
+
+def test_blocks_without_content_are_nobody_elses() -> None:
+    books = Books(4)
+    books.book(R1, W0, None, 4, 16)
+    books.book(R2, W0, None, 4, 16)
+    assert after(books) == (32, 8, 2)
+    assert books.depths(PROMPT) == {}
+
+
+def test_paths_of_different_length_leave_in_any_order() -> None:
+    books = Books(4)
+    paths = {f"r{n}": keys_path(TREE, list(range(1, n + 1))) for n in (2, 5, 3, 5)}
+    for request_id, path in paths.items():
+        books.book(RequestId(request_id), W0, path, 0, 0)
+    assert books.load(W0).blocks == 5
+    books.free(RequestId("r5"))
+    assert books.load(W0).blocks == 3
+    books.free(RequestId("r2"))
+    assert books.load(W0).blocks == 3
+    books.free(RequestId("r3"))
+    assert (books.load(W0).blocks, books.size) == (0, 0)
+
+
+def test_a_lost_worker_frees_everything_at_once() -> None:
+    books = booked(R1)
+    books.book(R2, W1, PROMPT, 0, 8)
+    books.lose(W0)
+    assert books.depths(PROMPT) == {W1: 4}
+    assert after(books, W0) == (0, 0, 0)
+    assert after(books, W1) == (8, 4, 1)
+    books.prefill_done(R1)
+    books.emit(R1, 100)
+    books.free(R1)  # its end still comes
+    books.free(R2)
+    assert (books.unknown_frees, books.size, len(books)) == (0, 0, 0)
+
+
+def test_a_request_of_a_lost_worker_can_be_sent_again() -> None:
+    books = booked(R1)
+    books.lose(W0)
+    books.book(R1, W1, PROMPT, 0, 16)
+    books.free(R1)
+    assert (after(books, W1), books.size) == ((0, 0, 0), 0)
+
+
+def test_a_request_is_on_one_worker() -> None:
+    with pytest.raises(InvariantError, match="'r1' is booked already"):
+        booked(R1, R1)
