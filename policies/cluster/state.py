@@ -73,21 +73,24 @@ _set_report = _setter(WorkerView, "report")
 class RequestView(_ReadOnly):
     """One open request: how it arrived, its state, and the worker that has it (None before dispatch)."""
 
-    __slots__ = ("arrived", "state", "worker_id")
+    __slots__ = ("_holder", "arrived", "state", "worker_id")
 
     arrived: RequestArrived
     state: RequestState
     worker_id: WorkerId | None
+    _holder: WorkerView | None  # who counts it; a worker that comes back under the same id is another one
 
     def __init__(self, arrived: RequestArrived) -> None:
         _set_arrived(self, arrived)
         _set_state(self, RequestState.ARRIVED)
         _set_worker(self, None)
+        _set_holder(self, None)
 
 
 _set_arrived = _setter(RequestView, "arrived")
 _set_state = _setter(RequestView, "state")
 _set_worker = _setter(RequestView, "worker_id")
+_set_holder = _setter(RequestView, "_holder")
 
 
 class ClusterView:
@@ -147,6 +150,7 @@ class Cluster(ClusterView):
                 raise InvariantError(f"{action!r}: worker {action.worker_id} is {state}")
             self._advance(request, action)
             _set_worker(request, action.worker_id)
+            _set_holder(request, worker)
             _set_in_flight(worker, worker.in_flight + 1)
 
     def _fold_request(self, event: RequestEvent) -> None:
@@ -162,10 +166,9 @@ class Cluster(ClusterView):
         self._advance(request, event)
         if kind in ENDS:
             del self._requests[event.request_id]
-            if request.worker_id is not None:
-                worker = self._workers.get(request.worker_id)
-                if worker is not None:
-                    _set_in_flight(worker, worker.in_flight - 1)
+            holder = request._holder
+            if holder is not None:
+                _set_in_flight(holder, holder.in_flight - 1)
 
     def _advance(self, request: RequestView, cause: Event | Action) -> None:
         after = TRANSITIONS[request.state].get(type(cause))
