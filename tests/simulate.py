@@ -55,17 +55,33 @@ class InTurn:
         return (Dispatch(request_id=event.request_id, worker_id=worker.worker_id, rule="turn", reason="in turn"),)
 
 
-class Listener:
-    """Asks for KV events and orders nothing."""
+class CacheWatcher:
+    """Keeps the set of blocks that each worker says it holds, and notes it at every arrival. Orders nothing."""
 
-    subscribes: ClassVar[frozenset[type[Event]]] = frozenset({BlocksStored, BlocksRemoved})
+    subscribes: ClassVar[frozenset[type[Event]]] = frozenset({BlocksStored, BlocksRemoved, RequestArrived})
+
+    def __init__(self) -> None:
+        self.held: dict[WorkerId, set[tuple[int, int]]] = {}
+        self.notes: list[dict[WorkerId, frozenset[tuple[int, int]]]] = []
 
     def decide(self, event: Event, view: ClusterView) -> Iterable[Action]:
+        if isinstance(event, BlocksStored):
+            self.held.setdefault(event.worker_id, set()).update(self._blocks(event))
+        elif isinstance(event, BlocksRemoved):
+            gone = self._blocks(event)
+            assert gone <= self.held[event.worker_id], "a block was removed that was never stored"
+            self.held[event.worker_id] -= gone
+        else:
+            self.notes.append({w: frozenset(blocks) for w, blocks in self.held.items()})
         return ()
+
+    @staticmethod
+    def _blocks(event: BlocksStored | BlocksRemoved) -> set[tuple[int, int]]:
+        return {(run.branch.hash, block) for run in event.runs for block in range(run.lo, run.hi)}
 
 
 class EventLog:
-    """A journal sink that keeps events in a comparable form, checking the clock on the way."""
+    """A journal sink that keeps what became of requests and workers, checking the clock on the way."""
 
     def __init__(self) -> None:
         self.events: list[tuple] = []
@@ -74,17 +90,15 @@ class EventLog:
     def note(self, event: Event, actions: Sequence[Action]) -> None:
         assert event.at_s >= self._last_s, f"the clock went back from {self._last_s} to {event!r}"
         self._last_s = event.at_s
-        if isinstance(event, BlocksStored | BlocksRemoved):
-            runs = tuple((r.branch.hash, r.lo, r.hi) for r in event.runs)
-            self.events.append((type(event).__name__, event.at_s, event.worker_id, runs))
-        elif not isinstance(event, RequestArrived):
+        if not isinstance(event, RequestArrived | BlocksStored | BlocksRemoved):
             self.events.append((type(event).__name__, event.at_s, getattr(event, "request_id", None)))
 
 
 class Seen:
     """What a simulation brought: ended requests by row with their status, rows of the record, events."""
 
-    def __init__(self, world: MockWorld, sinks: MemorySinks, events: list[tuple]) -> None:
+    def __init__(self, world: MockWorld, sinks: MemorySinks, events: list[tuple], watcher: CacheWatcher) -> None:
+        self.watcher = watcher
         self.world = world
         self.sinks = sinks
         self.events = events
@@ -122,8 +136,9 @@ def simulate(
 ) -> Seen:
     """Run to the end and check the books of every pool."""
     log = EventLog()
-    listening: tuple[Policy, ...] = (Listener(),) if kv_events else ()
-    controller = Controller([*(policies if policies is not None else [InTurn()]), *listening], log)
+    watcher = CacheWatcher()
+    watching: tuple[Policy, ...] = (watcher,) if kv_events else ()
+    controller = Controller([*watching, *(policies if policies is not None else [InTurn()])], log)
     sinks = MemorySinks()
     ended: dict[int, tuple[OpenRequest, str]] = {}
     world = MockWorld(
@@ -140,7 +155,7 @@ def simulate(
         observe=observe,
         on_end=lambda request, status: ended.update({request.row.row: (request, status)}),
     )
-    seen = Seen(world, sinks, log.events)
+    seen = Seen(world, sinks, log.events, watcher)
     seen.ended = ended
     world.run()
     for worker in world.workers.values():

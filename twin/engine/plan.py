@@ -11,7 +11,9 @@ class StepPlan:
     A `mixed` step computes prompts, perhaps beside decodes; without it (and if not `literal`) the plan is decode steps
     alone. `entering` emit their first token (or first after a preemption) at the end. `literal` steps were scheduled
     request by request, and their `entering` is everybody who emits; `failed` can never go on. An `exclusive` step is
-    prompt work alone: the decode batch stands still.
+    prompt work alone: the decode batch stands still. `evict_s` is when a leap first evicts cached blocks, where
+    somebody wants to know; a leap is `settled` when its first steps have been accounted for and `start_s` is behind
+    them.
     """
 
     __slots__ = (
@@ -19,12 +21,14 @@ class StepPlan:
         "decodes",
         "end_s",
         "entering",
+        "evict_s",
         "exclusive",
         "failed",
         "literal",
         "mixed",
         "preempted",
         "prefill_tokens",
+        "settled",
         "start_s",
         "steps",
     )
@@ -42,6 +46,8 @@ class StepPlan:
         self.literal = False
         self.exclusive = False
         self.preempted = 0
+        self.evict_s: float | None = None
+        self.settled = False
 
 
 class Outcome:

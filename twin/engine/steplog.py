@@ -53,7 +53,7 @@ class StepLog:
 
     def decode(self, step: StepPlan, epoch: Epoch, batch: DecodeBatch, pool: BlockPool, load: tuple[int, int]) -> None:
         """Decode steps; the first one after a stall gets a row of its own, with its longer gaps beside it."""
-        if self._write is None:
+        if self._write is None or not step.steps:
             return
         start_s, steps, skip = step.start_s, step.steps, 0
         if self.late or self.emitted_s != start_s:

@@ -37,6 +37,7 @@ class VllmEngine:
         worker_id: int = 0,
         record: Callable[[Row], None] | None = None,
         kv_events: bool = False,
+        leap_past_evictions: bool = True,
     ) -> None:
         self.settings = settings
         self.latency = latency
@@ -47,6 +48,7 @@ class VllmEngine:
         self.waiting: deque[Sequence] = deque()
         self.running: dict[Sequence, None] = {}
         self.preemptions = 0
+        self._leap_past_evictions = leap_past_evictions
         self._log = StepLog(worker_id, record)
         self._epoch = Epoch()
         self._partial: Sequence | None = None  # the one running request whose prompt is not complete
@@ -149,23 +151,64 @@ class VllmEngine:
             epoch.begin(piece, step.start_s)
         step.decodes = batch.size
         if self.settings.leap:
-            steps = min(batch.next_finish(), piece.steps - epoch.done)
-            if pool.events and steps > 1:  # the first eviction ends the leap, so that its event is on time
-                steps = 1 if pool.removed else min(steps, batch.steps_within(steps, pool.free) + 1)
-            step.steps = batch.steps_within(steps, pool.free + pool.inactive)
+            steps = batch.steps_within(min(batch.next_finish(), piece.steps - epoch.done), pool.free + pool.inactive)
+            if pool.events and steps > 1:
+                until = 1 if pool.removed else batch.steps_within(steps, pool.free) + 1
+                if until < steps:
+                    if self._leap_past_evictions:
+                        step.evict_s = epoch.end_s(until)
+                    else:
+                        steps = until
+            step.steps = steps
         step.end_s = epoch.end_s(step.steps)
         return step
 
     def truncate(self, step: StepPlan, at_s: float) -> bool:
         """Shorten a planned leap to the step in which `at_s` falls; returns whether its end has moved."""
-        if step.steps == 1:
+        if step.settled and at_s <= step.start_s:
+            steps = 0
+        elif step.steps <= 1:
             return False
-        steps = self._epoch.steps_to(at_s, step.start_s, step.end_s, step.steps)
+        else:
+            steps = self._epoch.steps_to(at_s, step.start_s, step.end_s, step.steps)
         if steps == step.steps:
             return False
         step.steps = steps
         step.end_s = self._epoch.end_s(steps)
         return True
+
+    def settle(self, step: StepPlan, at_s: float) -> None:
+        """Account for the steps of a planned leap that have ended by `at_s`, so that its evictions are known.
+
+        The plan goes on behind them; its end does not move.
+        """
+        if step.steps <= 1 or step.mixed or step.literal:
+            return
+        epoch, batch, pool = self._epoch, self.batch, self.pool
+        steps = epoch.steps_to(at_s, step.start_s, step.end_s, step.steps)
+        if epoch.end_s(steps) > at_s:
+            steps -= 1
+        if not steps or steps == step.steps:
+            return
+        whole_steps, end_s = step.steps, step.end_s
+        step.steps, step.end_s = steps, epoch.end_s(steps)
+        self._advance(step)
+        step.start_s, step.end_s = step.end_s, end_s
+        step.steps = whole_steps - steps
+        step.settled = True
+        until = batch.steps_within(step.steps, pool.free) + 1
+        step.evict_s = epoch.end_s(until) if until < step.steps else None
+
+    def _advance(self, step: StepPlan) -> None:
+        """Decode steps are over: blocks taken, rows written, totals moved on."""
+        batch = self.batch
+        need = batch.crossings(step.steps)
+        if need:
+            self.pool.take(need)
+        self._log.decode(step, self._epoch, batch, self.pool, (len(self.running), len(self.waiting)))
+        self._epoch.done += step.steps
+        batch.advance(step.steps)
+        self._log.emitted(step.end_s)
 
     def _plan_mixed(self, step: StepPlan) -> None:
         """Decode batch, then the partial prefill, then admissions, when blocks suffice for all that run."""
@@ -399,18 +442,14 @@ class VllmEngine:
             self._commit_literal(step, outcome)
             return outcome
         batch = self.batch
-        load = (len(self.running), len(self.waiting))
-        if step.mixed:
-            self._log.mixed(step, batch, self.pool, load)
+        if not step.mixed:
+            self._advance(step)
         else:
-            need = batch.crossings(step.steps)
-            if need:
-                self.pool.take(need)
-            self._log.decode(step, self._epoch, batch, self.pool, load)
-            self._epoch.done += step.steps
-        if batch.size and not step.exclusive:
-            batch.advance(step.steps)
-            self._log.emitted(end_s)
+            self._log.mixed(step, batch, self.pool, (len(self.running), len(self.waiting)))
+            if batch.size and not step.exclusive:
+                batch.advance(1)
+                self._log.emitted(end_s)
+        if not step.exclusive:
             for seq in batch.pop_finished():
                 self._complete(seq, end_s, outcome)
         for seq in step.entering:

@@ -22,17 +22,27 @@ _STEP_START = int(Order.STEP_START)
 
 
 class MockWorker:
-    """A worker of the simulated world. `on_step` is called at the end of each step or leap, with what came of it."""
+    """A worker of the simulated world.
 
-    __slots__ = ("_clock", "_idle", "_on_step", "_plan", "_wake", "engine", "up")
+    `on_step` is called at the end of each step or leap, with what came of it; `on_evicting` when a leap begins that
+    will evict cached blocks on its way (`plan.evict_s`).
+    """
+
+    __slots__ = ("_clock", "_idle", "_on_evicting", "_on_step", "_plan", "_wake", "engine", "up")
 
     def __init__(
-        self, clock: Clock, engine: VllmEngine, up: WorkerUp, on_step: Callable[[MockWorker, Outcome], None]
+        self,
+        clock: Clock,
+        engine: VllmEngine,
+        up: WorkerUp,
+        on_step: Callable[[MockWorker, Outcome], None],
+        on_evicting: Callable[[MockWorker, StepPlan], None],
     ) -> None:
         self._clock = clock
         self.engine = engine
         self.up = up
         self._on_step = on_step
+        self._on_evicting = on_evicting
         self._plan: StepPlan | None = None
         self._idle = Event(clock)
         self._wake: Event = self._idle
@@ -51,9 +61,20 @@ class MockWorker:
         if plan is None:
             if is_pending(self._idle):
                 self._clock.put(self._idle, self._clock.now, _STEP_START)
-        elif plan.steps > 1 and not self.engine.head_is_blocked and self.engine.truncate(plan, self._clock.now):
+        elif (
+            (plan.steps > 1 or plan.settled)
+            and not self.engine.head_is_blocked
+            and self.engine.truncate(plan, self._clock.now)
+        ):
             self._wake = self._clock.move(self._wake, plan.end_s, _STEP_END)
         return None
+
+    def settle(self, plan: StepPlan) -> bool:
+        """Account for what a leap has done by now; False when it is over or cut short before its next eviction."""
+        if plan is not self._plan:
+            return False
+        self.engine.settle(plan, self._clock.now)
+        return True
 
     def load(self, at_s: float) -> tuple[int, int, int, int]:
         """Running, waiting, active and cached blocks at `at_s`, in the middle of a leap too."""
@@ -67,6 +88,8 @@ class MockWorker:
             while plan is not None:
                 self._plan = plan
                 self._wake = clock.at(plan.end_s, _STEP_END)
+                if plan.evict_s is not None:
+                    self._on_evicting(self, plan)
                 yield self._wake
                 self._plan = None
                 self._on_step(self, engine.commit(plan))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from heapq import heappop, heappush
 
 from policies.cluster.actions import Action, Dispatch, Reject, SetTimer
 from policies.cluster.blocks import NO_BLOCKS, BlockPath, ContentTree
@@ -28,7 +29,7 @@ from policies.cluster.events import (
 )
 from policies.cluster.ids import RequestId, Role, WorkerId
 from policies.errors import CapabilityError, EngineError, InvariantError
-from twin.engine.plan import Outcome
+from twin.engine.plan import Outcome, StepPlan
 from twin.engine.sequence import Sequence as EngineSequence
 from twin.engine.settings import EngineSettings
 from twin.engine.ticks import instant
@@ -116,6 +117,8 @@ class MockWorld:
         self._timers: dict[str, float] = {}
         self._arriving = True
         self._reporting = False
+        self._evicting: list[tuple[float, int, MockWorker, StepPlan]] = []  # leaps by the time of their next eviction
+        self._watched = 0
         block_sizes = {spec.settings.block_size for spec in workers}
         if len(block_sizes) != 1:
             raise CapabilityError(
@@ -198,6 +201,8 @@ class MockWorld:
 
     def _arrive(self, row: Row) -> None:
         now_s = self.clock.now
+        if self._evicting and self._evicting[0][0] <= now_s:
+            self._learn_evictions(now_s)
         path = self._tree.path(row.keys, row.isl) if row.keys is not None and self._has_keys else None
         request_id = RequestId(row.request_id)
         self.open[request_id] = OpenRequest(row, now_s, path)
@@ -300,6 +305,7 @@ class MockWorld:
             worker_id=spec.worker_id,
             record=self._sinks.steps.append,
             kv_events=self._kv_events and spec.settings.prefix_caching,
+            leap_past_evictions=self._observe.kv_event_lag_s <= 0.0,
         )
         up = WorkerUp(
             at_s=self.clock.now,
@@ -312,7 +318,7 @@ class MockWorld:
             max_num_seqs=spec.settings.max_num_seqs,
             gpus=spec.gpus,
         )
-        self.workers[spec.worker_id] = MockWorker(self.clock, engine, up, self._on_step)
+        self.workers[spec.worker_id] = MockWorker(self.clock, engine, up, self._on_step, self._watch)
         self._post(up)
 
     def _on_step(self, worker: MockWorker, outcome: Outcome) -> None:
@@ -327,6 +333,24 @@ class MockWorld:
                 self._end(seq.request_id, "completed", None)
             else:
                 self._end(seq.request_id, "failed", seq.finish_reason)
+
+    def _watch(self, worker: MockWorker, plan: StepPlan) -> None:
+        """A leap will evict blocks on its way: whoever looks at the caches then must know."""
+        assert plan.evict_s is not None
+        self._watched += 1
+        heappush(self._evicting, (plan.evict_s, self._watched, worker, plan))
+
+    def _learn_evictions(self, now_s: float) -> None:
+        """Post what leaps have evicted by now. Nobody has looked since, so nobody missed it."""
+        evicting = self._evicting
+        while evicting and evicting[0][0] <= now_s:
+            _, _, worker, plan = heappop(evicting)
+            if worker.settle(plan):
+                pool = worker.engine.pool
+                if pool.stored or pool.removed:
+                    self._post_blocks(worker)
+                if plan.evict_s is not None and plan.evict_s > now_s:
+                    self._watch(worker, plan)
 
     def _post_blocks(self, worker: MockWorker) -> None:
         pool = worker.engine.pool
