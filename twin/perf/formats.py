@@ -1,4 +1,4 @@
-"""Number formats of weights and KV: bytes per value, and the tensor rate that multiplies them. Knows no GPU or model."""
+"""Number formats of weights and KV: bytes per value, and the tensor rate that multiplies them. No GPU or model here."""
 
 from __future__ import annotations
 
