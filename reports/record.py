@@ -11,7 +11,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
@@ -322,6 +322,10 @@ class RunRecord:
     def requests(self) -> Columns:
         """One row per trace row, in the order of the trace."""
         return self._requests.columns()
+
+    def request_batches(self, names: Sequence[str]) -> Iterator[Columns]:
+        """The same in batches, for what needs every column of a row at once."""
+        return self._requests.batches(names)
 
     @property
     def decisions(self) -> ColumnFile:

@@ -90,7 +90,7 @@ def trace_line(report: Report) -> str:
     """Name, rows, span, rate, tokens, and whether it was recorded or made up."""
     trace, demand = report.meta.trace, report.demand
     parts = [
-        f"{trace.name} ({trace.format}): {text.count(demand.requests)} requests over {text.time(demand.span_s)},"
+        f"{trace.name} ({trace.format}): {text.counted(demand.requests, 'request')} over {text.time(demand.span_s)},"
         f" {text.figures(demand.rate_rps)} requests/s",
         f"{text.large(demand.input_tokens)} tokens in, {text.large(demand.output_tokens)} out",
         "SYNTHETIC" if trace.synthetic else "recorded",
@@ -172,12 +172,12 @@ def _what_came_out(report: Report) -> Iterator[Fact]:
     yield (
         "tokens/s",
         f"{text.figures(rates.output_tokens_per_s)} output, {text.figures(rates.output_tokens_per_s_per_gpu)} per GPU"
-        f" ({gpus} GPUs); {text.figures(user)} per user (mean)",
+        f" ({text.counted(gpus, 'GPU')}); {text.figures(user)} per user (mean)",
         "",
     )
     yield "duration", f"{text.time(report.makespan_s)} of virtual time, first arrival to last token", ""
     yield "cache", f"hit rate {text.share(report.hit_rate)}", ""
-    yield "KV pool", f"peak {text.share(report.kv_peak_share)}; {text.count(report.preemptions)} preemptions", ""
+    yield "KV pool", f"peak {text.share(report.kv_peak_share)}; {text.counted(report.preemptions, 'preemption')}", ""
     shares = [worker.busy_share for worker in report.workers if worker.busy_share is not None]
     spread = f" ({text.share(min(shares))} to {text.share(max(shares))})" if len(shares) > 1 else ""
     yield "workers", f"busy {text.share(report.busy_share)}{spread}; fairness {text.figures(report.fairness)}", ""
@@ -227,7 +227,7 @@ def _caveats(report: Report) -> Iterator[Fact]:
     if meta.simulated:
         yield "simulated", "every latency above is a prediction of the latency model, none was measured", "yellow"
     for reason, n in sorted(meta.trace.skipped.items()):
-        yield "skipped", f"{text.count(n)} rows of the trace: {reason}", "yellow"
+        yield "skipped", f"{text.counted(n, 'row')} of the trace: {reason}", "yellow"
     for warning in meta.warnings:
         yield "warning", warning, "yellow"
     for option in meta.no_effect:

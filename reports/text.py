@@ -15,6 +15,11 @@ def count(value: float) -> str:
     return f"{value:,.0f}"
 
 
+def counted(value: int, noun: str) -> str:
+    """1 request, 12,345 requests."""
+    return f"{value:,} {noun}{'' if value == 1 else 's'}"
+
+
 def figures(value: float | None, digits: int = 3) -> str:
     """About `digits` significant figures, without exponent in the usual range: 0.0332, 7.98, 1,148."""
     if value is None:

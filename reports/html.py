@@ -1,0 +1,256 @@
+"""The report as one HTML page that needs nothing else: style, script and charts are inside it.
+
+Equal runs give equal bytes: no date, no host, no cost of the run. It shows what the report and the record say and
+computes no metric.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from policies.errors import ConfigError
+from reports import text
+from reports.metrics import DEFINITIONS, Distribution, definition
+from reports.plots import run_charts
+from reports.record import REPORT_HTML, RunRecord
+from reports.report import Json, Report
+from reports.slowest import slowest_tables
+from reports.svg import Chart, draw, pointer_json
+from reports.tables import (
+    counts_line,
+    interval_half,
+    latency_line,
+    latency_rows,
+    trace_line,
+)
+from reports.verdict import LimitResult, SlaResult
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+TEMPLATES: Final = Path(__file__).parent / "templates"
+
+MAX_WORKER_ROWS: Final = 64
+"""Workers shown in the table, busiest first beyond it."""
+
+
+class Toned(NamedTuple):
+    """Words and how they are coloured: good, bad, note, soft or plain."""
+
+    text: str
+    tone: str = ""
+
+
+class Bar(NamedTuple):
+    """A table cell with a bar behind it, `bar` percent wide."""
+
+    text: str
+    bar: float
+
+
+class Tile(NamedTuple):
+    """One of the figures at the top."""
+
+    label: str
+    value: str
+
+
+def write_html(folder: Path, report: Report, *, complete: bool = True) -> Path:
+    """Write report.html into the run folder and return its path; `complete` False marks a run stopped half-way."""
+    record = RunRecord(folder)
+    page = page_environment().get_template("report.html.j2").render(_page(record, report, complete))
+    path = folder / REPORT_HTML
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as why:
+        raise ConfigError(f"{path}: cannot be written ({why.strerror}); --no-html does without") from None
+    return path
+
+
+def page_environment() -> Environment:
+    """The templates of this package. Everything put into a page is escaped, except what is marked safe here."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    environment.globals["css"] = Markup((TEMPLATES / "page.css").read_text(encoding="utf-8"))
+    environment.globals["js"] = Markup((TEMPLATES / "page.js").read_text(encoding="utf-8"))
+    return environment
+
+
+def page_charts(charts: Sequence[Chart]) -> list[dict[str, object]]:
+    """Charts as the template takes them: drawn, with their legend and what the pointer shows."""
+    from markupsafe import Markup
+
+    return [
+        {
+            "title": chart.title,
+            "note": chart.note,
+            "svg": Markup(draw(chart)),
+            "near": pointer_json(chart),
+            "legend": [
+                {"label": series.label, "colour": series.colour, "dashed": series.dashed} for series in chart.series
+            ],
+        }
+        for chart in charts
+    ]
+
+
+def _page(record: RunRecord, report: Report, complete: bool) -> dict[str, object]:
+    return {
+        "title": f"{report.meta.trace.name} on {report.meta.cluster[0] if report.meta.cluster else 'no workers'}",
+        "badges": list(_badges(report, complete)),
+        "facts": list(_facts(report)),
+        "tiles": _tiles(report),
+        "sla": None if report.sla is None else _sla(report.sla),
+        "latency": _latency(report),
+        "charts": page_charts(run_charts(record, report)),
+        "workers": _workers(report),
+        "slowest": slowest_tables(record.requests, report),
+        "caveats": list(_caveats(report, complete)),
+        "definitions": [(name, definition(name)) for name in DEFINITIONS],
+        "config": config_rows(report.meta.config, report.meta.origins),
+        "trace": report.meta.trace.name,
+        "seed": report.meta.seed,
+    }
+
+
+def _badges(report: Report, complete: bool) -> Iterator[Toned]:
+    yield Toned("SIMULATED", "note") if report.meta.simulated else Toned("MEASURED", "good")
+    yield Toned("SYNTHETIC TRACE", "note") if report.meta.trace.synthetic else Toned("RECORDED TRACE", "soft")
+    if not complete:
+        yield Toned("PARTIAL: STOPPED HALF-WAY", "bad")
+    if report.sla is not None:
+        yield Toned(f"SLA {report.sla.verdict.upper()}", "good" if report.sla.verdict == "met" else "bad")
+
+
+def _facts(report: Report) -> Iterator[tuple[str, str]]:
+    yield "trace", trace_line(report)
+    for line in report.meta.cluster:
+        yield "cluster", line
+    yield "router", report.meta.router
+    for latency in report.meta.latency:
+        yield "latency model", latency_line(latency, several=len(report.meta.latency) > 1)
+    yield "requests", counts_line(report)
+    yield "duration", f"{text.time(report.makespan_s)} of virtual time, first arrival to last token"
+
+
+def _tiles(report: Report) -> list[Tile]:
+    latency, rates = report.latency, report.throughput
+    return [
+        Tile("TTFT p95", text.time(latency.ttft_s.p95)),
+        Tile("ITL p95", text.time(latency.itl_s.p95)),
+        Tile("E2E p95", text.time(latency.e2e_s.p95)),
+        Tile("requests/s", text.figures(rates.requests_per_s)),
+        Tile("output tokens/s", text.figures(rates.output_tokens_per_s)),
+        Tile("output tokens/s per GPU", text.figures(rates.output_tokens_per_s_per_gpu)),
+        Tile("tokens/s per user, mean", text.figures(report.tokens_per_s_per_user.mean)),
+        Tile("prefix hit rate", text.share(report.hit_rate)),
+        Tile("KV pool peak", text.share(report.kv_peak_share)),
+        Tile("preemptions", text.count(report.preemptions)),
+    ]
+
+
+def _sla(sla: SlaResult) -> dict[str, object]:
+    left_out = (
+        f"; {text.counted(sla.cancelled, 'request')} cancelled by the client not counted" if sla.cancelled else ""
+    )
+    return {
+        "verdict": sla.verdict,
+        "tone": "good" if sla.verdict == "met" else "bad",
+        "summary": f"{text.count(sla.good)} of {text.count(sla.counted)} requests keep every limit: attainment "
+        f"{text.share(sla.attainment)}, goodput {text.figures(sla.goodput_rps)} requests/s"
+        f" ({text.figures(sla.goodput_rps_per_gpu)} per GPU){left_out}.",
+        "rows": [_limit_row(limit) for limit in sla.limits],
+    }
+
+
+def _limit_row(limit: LimitResult) -> list[str]:
+    value = {"s": text.time(limit.value), "share": text.share(limit.value)}.get(limit.unit, text.figures(limit.value))
+    verdict = limit.verdict + (f" ({text.count(limit.unanswered)} without an answer)" if limit.unanswered else "")
+    if limit.statistic is None:
+        return [limit.limit_text, value, verdict, "", "", ""]
+    counts = (limit.requests_met, limit.requests_missed, limit.requests_undefined)
+    return [limit.limit_text, value, verdict, *(text.count(n) for n in counts)]
+
+
+def _latency(report: Report) -> dict[str, object]:
+    names = ("mean", "± 95 %", "p50", "p90", "p95", "p99", "min", "max", "std", "count")
+    return {"columns": ["", *names], "rows": [_latency_row(*row) for row in latency_rows(report)]}
+
+
+def _latency_row(name: str, unit: str, sample: Distribution) -> list[str]:
+    values = [sample.mean, interval_half(sample), sample.p50, sample.p90, sample.p95, sample.p99]
+    values += [sample.min, sample.max, sample.std]
+    return [f"{name}, {unit}", *(text.in_unit(value, unit) for value in values), text.count(sample.count)]
+
+
+def _workers(report: Report) -> dict[str, object]:
+    shown = sorted(report.workers, key=lambda worker: (-worker.busy_s, worker.worker_id))[:MAX_WORKER_ROWS]
+    shown.sort(key=lambda worker: worker.worker_id)
+    most = max((worker.requests for worker in shown), default=0) or 1
+    rows = [
+        [
+            worker.name,
+            worker.role,
+            Bar(text.count(worker.requests), 100 * worker.requests / most),
+            Bar(text.share(worker.busy_share), 100 * (worker.busy_share or 0.0)),
+            text.figures(worker.mean_running),
+            text.count(worker.peak_waiting),
+            Bar(text.share(worker.kv_peak_share), 100 * (worker.kv_peak_share or 0.0)),
+            Bar(text.share(worker.hit_rate), 100 * (worker.hit_rate or 0.0)),
+            text.large(worker.input_tokens),
+            text.large(worker.output_tokens),
+            text.count(worker.preemptions),
+        ]
+        for worker in shown
+    ]
+    left_out = len(report.workers) - len(shown)
+    columns = ["worker", "role", "requests", "busy", "running (mean)", "waiting (peak)", "KV peak", "hit rate"]
+    return {
+        "columns": [*columns, "prompt tokens", "output tokens", "preemptions"],
+        "rows": rows,
+        "left_out": f"the {len(shown)} busiest of {len(report.workers)} workers" if left_out else "",
+    }
+
+
+def _caveats(report: Report, complete: bool) -> Iterator[Toned]:
+    meta = report.meta
+    if not complete:
+        yield Toned("The run was stopped half-way; requests that were open then are counted as open.", "bad")
+    if meta.simulated:
+        yield Toned("Every latency here is a prediction of the latency model; none was measured.", "note")
+    if meta.trace.synthetic:
+        yield Toned("The trace was drawn from fitted figures; nobody sent these requests.", "note")
+    for reason, n in sorted(meta.trace.skipped.items()):
+        yield Toned(f"{text.counted(n, 'row')} of the trace left out: {reason}", "note")
+    for reason, n in sorted(report.counts.reasons.items(), key=lambda item: (-item[1], item[0]))[:10]:
+        yield Toned(f"{text.counted(n, 'request')} ended without completing: {reason}", "note")
+    for warning in meta.warnings:
+        yield Toned(warning, "note")
+    for option in meta.no_effect:
+        yield Toned(f"Without effect: {option}", "note")
+    for missing in meta.not_modelled:
+        yield Toned(f"Not modelled: {missing}")
+    yield Toned(f"Percentiles: {report.percentile_method}. Intervals of means: {report.interval_method}.", "soft")
+
+
+def config_rows(config: Mapping[str, Json], origins: Mapping[str, str]) -> list[list[str]]:
+    """The configuration as rows (dotted key, value, origin)."""
+    return [[key, value, origins.get(key, "")] for key, value in flat_config(config)]
+
+
+def flat_config(value: Json, key: str = "") -> Iterator[tuple[str, str]]:
+    """Nested plain values as (dotted key, text), in order of the keys; list places are numbers."""
+    if isinstance(value, Mapping):
+        for name in sorted(value):
+            yield from flat_config(value[name], f"{key}.{name}" if key else name)
+    elif isinstance(value, Sequence) and not isinstance(value, str) and any(isinstance(v, Mapping) for v in value):
+        for place, item in enumerate(value):
+            yield from flat_config(item, f"{key}.{place}" if key else str(place))
+    else:
+        yield key, str(value) if not isinstance(value, bool) else str(value).lower()
