@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from policies.router.settings import RouterSettings
 
@@ -43,10 +43,6 @@ class Load(NamedTuple):
     host_blocks: int = 0
     disk_blocks: int = 0
     shared_blocks: int = 0
-
-
-DeviceLoad: TypeAlias = tuple[int, float, int, int]
-"""The first four fields of `Load`, for the many candidates of one decision. Cached blocks never exceed the prompt."""
 
 
 class Terms(NamedTuple):
@@ -106,20 +102,30 @@ def terms(w: Weights, isl_tokens: int, block_size: int, load: Load, least_prefil
     return Terms(raw, credit, load.decode_blocks, requests, cost)
 
 
-def costs(w: Weights, isl_tokens: int, block_size: int, loads: Sequence[DeviceLoad]) -> list[float]:
+def costs(
+    w: Weights,
+    isl_tokens: int,
+    block_size: int,
+    prefill_tokens: Sequence[int],
+    decode_blocks: Sequence[float],
+    requests: Sequence[int],
+    device_blocks: Sequence[int],
+) -> list[float]:
     """The cost of every candidate of one request, in order; equal to that of `terms` to the last bit.
 
-    Only for candidates without cached blocks below device memory.
+    The columns are the first four fields of `Load`: for candidates that have nothing cached below device memory, and
+    there no more than the prompt.
     """
+    columns = zip(prefill_tokens, decode_blocks, requests, device_blocks, strict=True)
     if not w.track_prefill or w.credit_decay > 0:
-        least = min(load[0] for load in loads)
-        return [terms(w, isl_tokens, block_size, Load(*load), least).cost_blocks for load in loads]
+        least = min(prefill_tokens)
+        return [terms(w, isl_tokens, block_size, Load(*load), least).cost_blocks for load in columns]
     credit, scale, request = w.overlap_credit, w.prefill_load_scale, w.active_request
     return [
         scale * (rest if (rest := (prefill + isl_tokens) / block_size - credit * device) > 0.0 else 0.0)
         + decode
-        + request * requests
-        for prefill, decode, requests, device in loads
+        + request * active
+        for prefill, decode, active, device in columns
     ]
 
 

@@ -7,7 +7,7 @@ booking before it. No load is read from the view. What workers hold below device
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from policies.cluster.actions import Candidate
 from policies.cluster.blocks import BlockPath
@@ -45,6 +45,15 @@ _INDEX_EMPTY_AFTER = 100
 _NOBODY: Mapping[WorkerId, int] = {}
 
 
+class _Seen(NamedTuple):
+    """The live workers in a decision, by id: the columns of `cost.costs`."""
+
+    prefill_tokens: list[int]
+    decode_blocks: list[int]
+    requests: list[int]
+    device_blocks: list[int]
+
+
 class Kv(Router):
     """Cost-based routing over the device tier.
 
@@ -69,12 +78,16 @@ class Kv(Router):
                 "router.use_kv_events is off: an index built from dispatches alone is not available yet; "
                 "leave it on, or use mode least-loaded"
             )
+        self._block_size = settings.block_size
+        self._temperature = settings.router_temperature
+        self._counts_new = settings.track_active_blocks and settings.decode_basis == "potential"
         self._weights = cost.weights(settings)
         self._ties = Ties(settings.tie_break, settings.seed)
         self._index = PrefixIndex()
         self._books = Books(settings.block_size)
         self._up: set[WorkerId] = set()
         self._seated: tuple[WorkerView, ...] = ()
+        self._ids: list[WorkerId] = []
         self._loads: list[Load] = []
         self._finished = 0
         self._stores = 0
@@ -105,11 +118,11 @@ class Kv(Router):
     # ------------------------------------------------------------ what happened
 
     def _learn(self, event: Event) -> None:
-        if isinstance(event, BlocksStored | BlocksRemoved):
+        if isinstance(event, (BlocksStored, BlocksRemoved)):
             self._on_blocks(event)
-        elif isinstance(event, PrefillDone | FirstToken):
+        elif isinstance(event, (PrefillDone, FirstToken)):
             self._books.prefill_done(event.request_id)
-        elif isinstance(event, RequestFinished | RequestRejected | RequestFailed | RequestCancelled):
+        elif isinstance(event, (RequestFinished, RequestRejected, RequestFailed, RequestCancelled)):
             self._on_end(event)
         elif isinstance(event, BlocksCleared):
             if event.tier in (None, Tier.G1_DEVICE):
@@ -148,7 +161,7 @@ class Kv(Router):
         self._seated = ()
 
     def _check_block_size(self, up: WorkerUp) -> None:
-        if up.block_size != self.settings.block_size:
+        if up.block_size != self._block_size:
             raise ConfigError(
                 f"worker {up.worker_id} ({up.name}) has KV blocks of {up.block_size} tokens, the router counts in "
                 f"blocks of {self.settings.block_size}: no prefix would ever match; give both the same block_size"
@@ -157,67 +170,62 @@ class Kv(Router):
     # ------------------------------------------------------------ one decision
 
     def _choose(self, event: RequestArrived, live: tuple[WorkerView, ...]) -> Choice:
-        self._seat(live)
-        loads = self._see(event)
-        costs = cost.costs(self._weights, event.isl, self.settings.block_size, loads)
-        temperature = self.settings.router_temperature
-        if temperature > 0:
+        seen = self._see(event, live)
+        costs = cost.costs(self._weights, event.isl, self._block_size, *seen)
+        if self._temperature > 0:
             u = draw(self.settings.seed, "softmax", event.request_id)
-            index, rule = softmax(u, costs, temperature), "softmax"
+            at, rule = softmax(u, costs, self._temperature), "softmax"
         else:
-            index, rule = self._ties.lowest(event.request_id, costs, [load.worker_id for load in self._loads])
-        _, _, requests, overlap_blocks = loads[index]
-        self._note_overlap(loads, overlap_blocks)
-        reason = f"cost {costs[index]:.2f}, {overlap_blocks} blocks cached, {requests} open"
-        return Choice(index, rule, reason, overlap_blocks)
+            at, rule = self._ties.lowest(event.request_id, costs, self._ids)
+        overlap_blocks = seen.device_blocks[at]
+        self._note_overlap(seen.device_blocks, overlap_blocks)
+        reason = f"cost {costs[at]:.2f}, {overlap_blocks} blocks cached, {seen.requests[at]} open"
+        return Choice(at, rule, reason, overlap_blocks)
 
-    def _seat(self, live: tuple[WorkerView, ...]) -> None:
+    def _see(self, event: RequestArrived, live: tuple[WorkerView, ...]) -> _Seen:
+        """The live workers as the formula sees them for this request."""
         if live is not self._seated:  # the view hands out the same tuple until the workers change
-            self._loads = [self._books.load(worker.up.worker_id) for worker in live]
+            self._ids = [worker.up.worker_id for worker in live]
+            self._loads = [self._books.load(worker_id) for worker_id in self._ids]
             self._seated = live
-
-    def _see(self, event: RequestArrived) -> list[cost.DeviceLoad]:
-        """The seated workers as the formula sees them for this request."""
-        device = self._cached(event)
-        added, shared = self._added(event)
-        return [
-            (
-                load.prefill_tokens,
-                load.blocks + added - shared.get(load.worker_id, 0),
-                load.requests,
-                device.get(load.worker_id, 0),
-            )
-            for load in self._loads
-        ]
+        ids, loads = self._ids, self._loads
+        cached = self._cached(event).get
+        added, active = self._added(event)
+        shared = active.get
+        return _Seen(
+            [load.prefill_tokens for load in loads],
+            [load.blocks + added - shared(load.worker_id, 0) for load in loads],
+            [load.requests for load in loads],
+            [cached(worker_id, 0) for worker_id in ids],
+        )
 
     def _cached(self, event: RequestArrived) -> Mapping[WorkerId, int]:
         """Leading blocks that each worker has cached, but never the whole prompt: its last token is always computed."""
         path = event.blocks
         if path is None:
             return _NOBODY
-        usable = (event.isl - 1) // self.settings.block_size
         depths = self._index.depths(path)
+        usable = (event.isl - 1) // self._block_size
         if usable < path.blocks:
             return {worker_id: min(depth, usable) for worker_id, depth in depths.items()}
         return depths
 
     def _added(self, event: RequestArrived) -> tuple[int, Mapping[WorkerId, int]]:
-        """Blocks that the request would add to a worker's active ones, and those of them that it has active already."""
-        settings = self.settings
-        if settings.decode_basis == "active" or not settings.track_active_blocks:
+        """Blocks that the request brings, and how many of them each worker has active already."""
+        if not self._counts_new:
             return 0, _NOBODY
-        path = self._shared_path(event)
+        path = self._path(event)
         if path is None:
-            return event.isl // settings.block_size, _NOBODY
+            return event.isl // self._block_size, _NOBODY
         return path.blocks, self._books.depths(path)
 
-    def _shared_path(self, event: RequestArrived) -> BlockPath | None:
+    def _path(self, event: RequestArrived) -> BlockPath | None:
+        """The blocks that open requests can share with this one; None when there is no telling, or no sharing."""
         return event.blocks if self.settings.assume_kv_reuse else None
 
-    def _note_overlap(self, loads: list[cost.DeviceLoad], chosen_blocks: int) -> None:
-        overlaps = [load[3] for load in loads]
-        best = max(overlaps)
-        if min(overlaps) < best:
+    def _note_overlap(self, device_blocks: list[int], chosen_blocks: int) -> None:
+        best = max(device_blocks)
+        if min(device_blocks) < best:
             self._overlap_differs += 1
             if chosen_blocks < best:
                 self._non_max_overlap += 1
@@ -227,33 +235,31 @@ class Kv(Router):
         return self._cached(event).get(worker_id, 0)
 
     def _sent(self, event: RequestArrived, worker_id: WorkerId, overlap_blocks: int) -> None:
-        settings = self.settings
         path, own_blocks = None, 0
-        if settings.track_active_blocks:
-            path = self._shared_path(event)
-            own_blocks = event.isl // settings.block_size if path is None else 0
-        prefill_tokens = event.isl - overlap_blocks * settings.block_size
+        if self.settings.track_active_blocks:
+            path = self._path(event)
+            own_blocks = event.isl // self._block_size if path is None else 0
+        prefill_tokens = event.isl - overlap_blocks * self._block_size
         self._books.book(event.request_id, worker_id, path, own_blocks, prefill_tokens)
         self._ties.note(worker_id)
 
     def _explain(self, event: RequestArrived, live: tuple[WorkerView, ...]) -> list[Candidate]:
-        self._seat(live)
-        loads = [cost.Load(*load) for load in self._see(event)]
-        least = min(load.active_prefill_tokens for load in loads)
+        seen = self._see(event, live)
+        least = min(seen.prefill_tokens)
         told = []
-        for worker, load in zip(live, loads, strict=True):
-            terms = cost.terms(self._weights, event.isl, self.settings.block_size, load, least)
+        for worker, *load in zip(live, *seen, strict=True):
+            terms = cost.terms(self._weights, event.isl, self._block_size, cost.Load(*load), least)
             told.append(
                 Candidate(
                     worker_id=worker.worker_id,
                     in_flight=worker.in_flight,
                     cost=terms.cost_blocks,
-                    overlap_blocks=load.device_blocks,
+                    overlap_blocks=load[3],
                     prefill_blocks=terms.raw_prefill_blocks,
                     credit_blocks=terms.credit_blocks,
                     decode_blocks=terms.decode_blocks,
-                    active_prefill_tokens=load.active_prefill_tokens,
-                    active_requests=load.active_requests,
+                    active_prefill_tokens=load[0],
+                    active_requests=load[2],
                 )
             )
         return told

@@ -18,23 +18,20 @@ Ends = dict[Branch, dict[WorkerId, int]]
 def depths(ends: Mapping[Branch, Mapping[WorkerId, int]], path: BlockPath) -> dict[WorkerId, int]:
     """Leading blocks of `path` that each worker has; workers that have none are left out.
 
-    Costs one look-up per piece, and stops at the first piece that nobody has to its end.
+    Costs one look-up per piece, and stops at the first piece that nobody is in.
     """
-    found: dict[WorkerId, int] = {}
-    lo = 0
-    for branch, end in path.pieces:
+    pieces = path.pieces
+    here = ends.get(pieces[0][0]) if pieces else None
+    if here is None:
+        return {}
+    lo = pieces[0][1]
+    found = {worker_id: reached if reached < lo else lo for worker_id, reached in here.items()}
+    for branch, end in pieces[1:]:
         here = ends.get(branch)
         if here is None:
             break
-        through = False
         for worker_id, reached in here.items():
-            if found.get(worker_id, 0) == lo:  # it has everything before this piece
-                if reached >= end:
-                    found[worker_id] = end
-                    through = True
-                else:
-                    found[worker_id] = reached
-        if not through:
-            break
+            if found.get(worker_id) == lo:  # it has everything before this piece
+                found[worker_id] = reached if reached < end else end
         lo = end
     return found

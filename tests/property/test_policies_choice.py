@@ -94,7 +94,7 @@ def test_the_batch_cost_is_the_sum_of_its_terms(w: Weights, isl: int, block_size
     loads = [(p, d, r, int(share * (isl // block_size))) for p, d, r, share in rows]
     least = min(p for p, *_ in loads)
     told = [terms(w, isl, block_size, Load(*load), least) for load in loads]
-    assert costs(w, isl, block_size, loads) == [t.cost_blocks for t in told]
+    assert costs(w, isl, block_size, *zip(*loads, strict=True)) == [t.cost_blocks for t in told]
     for t in told:
         assert t.cost_blocks >= 0
         assert min(t) >= 0

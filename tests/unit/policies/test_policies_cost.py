@@ -94,11 +94,10 @@ def test_k15_a_hot_worker_loses_to_a_cold_one() -> None:
 def test_k16_classic_formula_on_the_state_of_c09(shared: Path, weight: float, expected: list[float]) -> None:
     state = json.loads((shared / "cases/inputs/c09_router_state.json").read_text())
     w = weights(router_settings("kv", overlap_score_weight=weight))
-    loads = [
-        (row["active_prefill_tokens"], row["active_decode_blocks"], 0, row["overlap_blocks"])
-        for row in state["workers"]
-    ]
-    assert costs(w, state["request_prompt_tokens"], state["block_size"], loads) == expected
+    rows = state["workers"]
+    columns = [[row[name] for row in rows] for name in ("active_prefill_tokens", "active_decode_blocks")]
+    overlaps = [row["overlap_blocks"] for row in rows]
+    assert costs(w, state["request_prompt_tokens"], state["block_size"], *columns, [0] * 3, overlaps) == expected
 
 
 def test_more_cached_than_the_prompt_costs_no_less_than_nothing() -> None:
