@@ -201,11 +201,3 @@ class Config:
     observe: ObserveConfig = field(default=ObserveConfig())
     no_effect: tuple[str, ...] = field(default=(), compare=False)
     origins: Mapping[str, str] = field(default_factory=lambda: NO_ORIGINS, compare=False, repr=False)
-
-
-# Keys of each latency model, for the tables that a model of another name would ignore.
-LATENCY_KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "fixed": ("prefill_s", "prefill_s_per_token", "decode_s"),
-    }
-)

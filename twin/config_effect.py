@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
 
-from twin.config import LATENCY_KEYS, Config, RouterConfig, TraceConfig, WorkerGroup
+from policies.router.build import MODES
+from twin.config import Config, LatencyConfig, RouterConfig, TraceConfig, WorkerGroup, keys_of
 
-BUILT_IN_MODES = frozenset(RouterConfig.__dataclass_fields__["mode"].metadata["limits"].choices)
-MODES_WITH_TIES = ("least-loaded", "kv")
 NO_TIER = ("host_cache_hit_weight", "disk_cache_hit_weight", "shared_cache_multiplier")
+PREFILL_TERM = ("prefill_load_scale", "overlap_score_weight", "overlap_score_credit", "overlap_score_credit_decay")
+DECODE_TERM = ("decode_basis", "track_output_blocks")
 PURE_TIME_MODELS = ("fixed", "polynomial")
 
 
@@ -52,42 +53,39 @@ def _group(group: WorkerGroup) -> Iterator[tuple[str, str]]:
                     f"{shown}.{name}",
                     f"kv_blocks sets the pool, and the {group.latency.model} latency model knows no hardware",
                 )
-    for name in group.latency.params:
-        owners = [model for model, keys in LATENCY_KEYS.items() if name in keys]
-        if owners and group.latency.model not in owners:
-            yield (
-                f"{shown}.latency.{name}",
-                f"it belongs to the {owners[0]} model, and {group.latency.model} is asked for",
-            )
+    for name, owner in foreign_keys(group.latency).items():
+        yield f"{shown}.latency.{name}", f"it belongs to the {owner} model, and {group.latency.model} is asked for"
+
+
+def foreign_keys(latency: LatencyConfig) -> dict[str, str]:
+    """The keys that only latency models other than the one asked for have, with one that has them."""
+    if not latency.params:
+        return {}
+    from twin.perf.build import MODELS
+
+    owners = {name: [model for model, kind in MODELS.items() if name in kind.keys] for name in latency.params}
+    return {name: models[0] for name, models in owners.items() if models and latency.model not in models}
 
 
 def _router(router: RouterConfig) -> Iterator[tuple[str, str]]:
-    if router.mode not in BUILT_IN_MODES:
+    if router.mode not in MODES:
         return  # what a plug-in reads is its own affair
-    if router.mode not in MODES_WITH_TIES and router.tie_break != "seeded":
-        yield "router.tie_break", f"{router.mode} has no ties to break"
-    own = [f.name for f in fields(router) if f.name not in ("mode", "tie_break")]
-    if router.mode != "kv":
-        for name in _changed(router, own):
-            yield f"router.{name}", f"the mode is {router.mode}; only kv reads it"
-        return
-    for name in _changed(router, NO_TIER):
-        yield f"router.{name}", "no worker of this version has that tier"
-    if not router.track_prefill_tokens:
-        names = ("prefill_load_scale", "overlap_score_weight", "overlap_score_credit", "overlap_score_credit_decay")
-        for name in _changed(router, names):
+    for name in _changed(router, [entry.name for entry in keys_of(RouterConfig) if entry.name != "mode"]):
+        if router.mode != "kv" and not (name == "tie_break" and router.mode == "least-loaded"):
+            yield f"router.{name}", f"mode {router.mode} does not read it"
+        elif name in NO_TIER:
+            yield f"router.{name}", "no worker of this version has that tier"
+        elif name in PREFILL_TERM and not router.track_prefill_tokens:
             yield f"router.{name}", "track_prefill_tokens is off, so the cost has no prefill term"
-    if router.overlap_score_weight is not None:
-        for name in _changed(router, ("prefill_load_scale",)):
-            yield f"router.{name}", "overlap_score_weight, its older name, is given as well and holds"
-    if not router.track_active_blocks:
-        for name in _changed(router, ("decode_basis", "track_output_blocks")):
+        elif name in DECODE_TERM and not router.track_active_blocks:
             yield f"router.{name}", "track_active_blocks is off, so the cost has no decode term"
+        elif name == "prefill_load_scale" and router.overlap_score_weight is not None:
+            yield f"router.{name}", "overlap_score_weight, its older name, is given as well and holds"
 
 
 def _observe(config: Config) -> Iterator[tuple[str, str]]:
     mode = config.router.mode
-    if mode not in BUILT_IN_MODES:
+    if mode not in MODES:
         return
     if config.observe.kv_event_lag_s and not (mode == "kv" and config.router.use_kv_events):
         yield "observe.kv_event_lag_s", f"no policy of this run listens to KV events (the mode is {mode})"

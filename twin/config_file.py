@@ -14,6 +14,7 @@ from twin.config_values import Given, Key
 
 # A table that may also be written as one string: `engine = "vllm"` stands for `[workers.engine] kind = "vllm"`.
 SHORT_FORMS = {"workers.engine": "kind", "workers.latency": "model", "sla": "limits"}
+PATHS = ("trace.path", "workers.latency.path", "workers.latency.hardware")  # in a file: relative to that file
 TABLES = frozenset(["trace", "router", "observe", "sla", *SHORT_FORMS])
 
 Found = dict[Key, Given]
@@ -43,9 +44,9 @@ def read_file(file: Path) -> tuple[Found, list[str | None]]:
                 tables.append((key, value))
             elif value != {}:
                 given[key] = Given(value, _place(file, lines, key))
-    trace = given.get(("trace", "path"))
-    if trace is not None and isinstance(trace.value, str) and trace.value:
-        given["trace", "path"] = trace._replace(value=str(file.parent / trace.value))
+    for key, found in given.items():
+        if dotted(key) in PATHS and isinstance(found.value, str) and found.value:
+            given[key] = found._replace(value=str(file.parent / found.value))
     names = (group.get("name") for group in groups)
     return given, [name if isinstance(name, str) else None for name in names]
 

@@ -24,7 +24,7 @@ from twin.config import (
     WorkerGroup,
     keys_of,
 )
-from twin.config_effect import without_effect
+from twin.config_effect import foreign_keys, without_effect
 from twin.config_file import SHORT_FORMS, Found, dotted, read_file
 from twin.config_values import Given, Key, checked, nearest, parameter, toml_value
 
@@ -211,4 +211,13 @@ def _check_effect(config: Config) -> Config:
     if found and not config.allow_no_effect:
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         raise ConfigError(f"{found[0]}{more}; leave it out, or pass --allow-no-effect to have it listed in the report")
-    return replace(config, no_effect=tuple(found))
+    return replace(config, no_effect=tuple(found), workers=tuple(_without_foreign(group) for group in config.workers))
+
+
+def _without_foreign(group: WorkerGroup) -> WorkerGroup:
+    """The group without latency keys of other models, which the one asked for would refuse."""
+    foreign = foreign_keys(group.latency)
+    if not foreign:
+        return group
+    kept = {name: value for name, value in group.latency.params.items() if name not in foreign}
+    return replace(group, latency=replace(group.latency, params=MappingProxyType(kept)))

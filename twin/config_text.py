@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from twin.config import (
@@ -21,6 +19,7 @@ from twin.config import (
     WorkerGroup,
     keys_of,
 )
+from twin.config_file import PATHS
 from twin.config_values import toml_value
 
 
@@ -33,14 +32,21 @@ class Line(NamedTuple):
     key: str
     absent: str
 
+    @property
+    def is_path(self) -> bool:
+        """Whether the value names a file."""
+        room, *inner = self.key.split(".")
+        return ".".join((room, *inner[1:]) if room == "workers" else (room, *inner)) in PATHS
+
 
 def to_toml(config: Config) -> str:
-    """The whole configuration. `load` makes an equal one of it, wherever it is put: the trace's path is absolute."""
-    path = config.trace.path
-    if path is not None:
-        config = replace(config, trace=replace(config.trace, path=Path(os.path.abspath(path))))
-    written = (line for line in _lines(config) if line.value is not None)
-    return _text((line.header, f"{line.name} = {toml_value(line.value)}") for line in written)
+    """The whole configuration. `load` makes an equal one of it, wherever it is put: paths are absolute."""
+    rows = []
+    for line in _lines(config):
+        if line.value is not None:
+            value = os.path.abspath(line.value) if line.is_path else line.value
+            rows.append((line.header, f"{line.name} = {toml_value(value)}"))
+    return _text(rows)
 
 
 def show(config: Config) -> str:
@@ -55,7 +61,7 @@ def show(config: Config) -> str:
 
 
 def to_plain(config: Config) -> dict[str, Any]:
-    """The configuration as plain values for a report: equal runs give equal ones, so a trace is named, not located."""
+    """The configuration as plain values for a report: equal runs give equal ones, so files are named, not located."""
     plain: dict[str, Any] = {}
     for line in _lines(config):
         if line.value is None:
@@ -64,7 +70,7 @@ def to_plain(config: Config) -> dict[str, Any]:
         at = plain
         for table in tables:
             at = at.setdefault(table, {})
-        at[line.name] = line.value.name if isinstance(line.value, Path) else line.value
+        at[line.name] = os.path.basename(line.value) if line.is_path else line.value
     return plain
 
 

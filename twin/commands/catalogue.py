@@ -11,30 +11,29 @@ GIB = 2**30
 
 
 def models(json: Json = False) -> int:
-    """List the models that can be replayed, with their shapes."""
+    """List the models that can be replayed, with their sizes."""
     from twin.perf.memory import kv_shape
     from twin.perf.models import models as known
 
-    shapes = {name: kv_shape(model, "bf16") for name, model in known().items()}
-    rows = [
-        {
-            "name": name,
-            "params": model.params(),
-            "active_params": model.active_params(),
-            "layers": model.layers,
-            "kv_bytes_per_token": shapes[name].sequence_bytes(1) - shapes[name].state_bytes,
-            "alias_of": None if name == model.name else model.name,
-        }
-        for name, model in known().items()
-    ]
-    if json:
-        return _print_json(rows)
     table = [("model", "weights", "active", "layers", "KV bytes/token (BF16)", "")]
-    for row in rows:
-        alias = f"same as {row['alias_of']}" if row["alias_of"] else ""
-        weights, active = f"{row['params'] / 1e9:,.1f} B", f"{row['active_params'] / 1e9:,.1f} B"
-        table.append((row["name"], weights, active, str(row["layers"]), f"{row['kv_bytes_per_token']:,}", alias))
-    return _print_table(table)
+    rows = []
+    for name, model in known().items():
+        shape = kv_shape(model, "bf16")
+        kv_bytes = shape.sequence_bytes(1) - shape.state_bytes
+        alias_of = None if name == model.name else model.name
+        rows.append(
+            {
+                "name": name,
+                "params": model.params(),
+                "active_params": model.active_params(),
+                "layers": model.layers,
+                "kv_bytes_per_token": kv_bytes,
+                "alias_of": alias_of,
+            }
+        )
+        sizes = (f"{model.params() / 1e9:,.1f} B", f"{model.active_params() / 1e9:,.1f} B")
+        table.append((name, *sizes, str(model.layers), f"{kv_bytes:,}", f"same as {alias_of}" if alias_of else ""))
+    return _print_json(rows) if json else _print_table(table)
 
 
 def hardware(json: Json = False) -> int:

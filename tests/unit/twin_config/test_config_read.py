@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.errors import CapabilityError, ConfigError
+from policies.router.build import MODES
 from twin.config import (
     Config,
     EngineConfig,
@@ -23,6 +24,7 @@ from twin.config import (
     WorkerGroup,
     keys_of,
 )
+from twin.config_effect import foreign_keys
 from twin.config_read import FLAGS, TABLES, load
 from twin.config_text import show, to_plain, to_toml
 
@@ -142,6 +144,11 @@ def test_groups_are_told_apart_by_name(toml) -> None:
     ]
     assert config.origins["workers.small.engine.block_size"] == f"{file}:7"
     assert "say which one" in refusal(file=file, flags={"--workers": 3})
+
+
+def test_the_modes_are_those_of_the_router() -> None:
+    (mode,) = (entry for entry in keys_of(RouterConfig) if entry.name == "mode")
+    assert set(mode.limits.choices) == set(MODES)
 
 
 @pytest.mark.parametrize("mode", ["kv", "KV", "round_robin", "Round-Robin", "least_loaded", "power-of-two"])
@@ -304,7 +311,7 @@ def test_an_option_with_effect_or_at_its_default_is_taken(sets: list[str]) -> No
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
-NAMES = st.text(string.ascii_letters + string.digits, min_size=1, max_size=8).map(lambda name: f"g{name}")
+NAMES = st.text(string.ascii_letters + string.digits, min_size=1, max_size=8).map(lambda name: f"team-{name}")
 
 
 def values(entry: Entry) -> st.SearchStrategy:
@@ -332,9 +339,11 @@ def tables(cls: type, **fixed: st.SearchStrategy) -> st.SearchStrategy:
 
 
 def latencies() -> st.SearchStrategy[LatencyConfig]:
-    keys = st.text(string.ascii_lowercase + "_é.", min_size=1, max_size=6).filter(lambda key: key != "model")
+    keys = st.text(string.ascii_lowercase + "_é.", min_size=1, max_size=6).filter(
+        lambda key: key not in ("model", "path", "hardware")
+    )
     params = st.dictionaries(keys, NUMBERS | st.booleans() | TEXTS, max_size=4).map(MappingProxyType)
-    return tables(LatencyConfig, params=params)
+    return tables(LatencyConfig, params=params).filter(lambda latency: not foreign_keys(latency))
 
 
 def traces() -> st.SearchStrategy[TraceConfig]:
@@ -381,6 +390,28 @@ def test_the_text_is_complete_and_puts_the_trace_where_it_is(
         named = {line.split(" = ")[0] for line in part.splitlines()}
         optional = {entry.name for entry in keys_of(table) if entry.default is None}
         assert {entry.name for entry in keys_of(table)} - optional <= named
+
+
+def test_files_are_named_from_where_they_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, toml) -> None:
+    file = toml("trace.path = 't.csv'\n[workers.latency]\nmodel = 'table'\npath = 'steps.csv'\n")
+    monkeypatch.chdir(tmp_path.parent)
+    config = load(file, sets=["workers.latency.source=here"])
+    assert config.trace.path == tmp_path / "t.csv"
+    assert config.workers[0].latency.params["path"] == str(tmp_path / "steps.csv")
+    assert (
+        load(sets=["workers.latency=table", "workers.latency.path=p.csv"]).workers[0].latency.params["path"] == "p.csv"
+    )
+    plain = to_plain(config)
+    assert plain["workers"]["pool"]["latency"]["path"] == "steps.csv"
+    file.write_text(to_toml(config), encoding="utf-8")
+    assert load(file) == config
+
+
+def test_a_latency_key_of_another_model_is_left_out_when_allowed() -> None:
+    config = load(sets=["workers.latency=fixed", "workers.latency.decode_s=1", "workers.latency.extrapolate=true",
+                        "allow_no_effect=true"])  # fmt: skip
+    assert dict(config.workers[0].latency.params) == {"decode_s": 1.0}
+    assert "belongs to the table model" in config.no_effect[0]
 
 
 def test_the_view_with_origins_names_flag_file_and_set(toml) -> None:
