@@ -24,7 +24,9 @@ from traces.schema import (
     DELAY,
     HASH_IDS,
     META_BLOCK,
+    META_GENERATOR,
     META_LICENCE,
+    META_SEED,
     META_SOURCE,
     META_SYNTHETIC,
     SESSION_ID,
@@ -124,10 +126,13 @@ def metadata_of(info: TraceInfo) -> dict[str, str]:
     pairs = {META_SYNTHETIC: "true" if info.synthetic else "false"}
     if info.hash_block_tokens is not None and HASH_IDS in info.columns:
         pairs[META_BLOCK] = str(info.hash_block_tokens)
-    for key, value in ((META_SOURCE, info.source), (META_LICENCE, info.licence)):
-        if value is not None:
-            pairs[key] = value
-    return pairs
+    named = {
+        META_SOURCE: info.source,
+        META_LICENCE: info.licence,
+        META_GENERATOR: info.generator,
+        META_SEED: info.seed,
+    }
+    return pairs | {key: value for key, value in named.items() if value is not None}
 
 
 def emit(rows: Rows, schema: pa.Schema, clock: Clock, origin: float | int) -> pa.RecordBatch:

@@ -32,7 +32,8 @@ class TraceInfo:
     `time_unit` is that of the file ("s", "ms", ..., or "date"); batches are in seconds always. `hash_block_tokens` is
     None when there are no hash ids. `rows` is None when only reading to the end would tell; it counts rows of the file,
     left out ones too. `columns` are those of the batches; in JSON formats a column may turn out to hold only nulls.
-    `notes` say in words what was recognised and what was not used.
+    `generator` and `seed` say how a synthetic trace was drawn. `notes` say in words what was recognised and what was
+    not used.
     """
 
     path: Path
@@ -44,4 +45,6 @@ class TraceInfo:
     synthetic: bool = False
     source: str | None = None
     licence: str | None = None
+    generator: str | None = None
+    seed: str | None = None
     notes: tuple[str, ...] = ()

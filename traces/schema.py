@@ -51,6 +51,8 @@ META_BLOCK = "hash_block_tokens"
 META_SYNTHETIC = "synthetic"
 META_SOURCE = "source"
 META_LICENCE = "licence"
+META_GENERATOR = "generator"
+META_SEED = "seed"
 
 
 def canonical_schema(columns: Iterable[str], metadata: Mapping[str, str] | None = None) -> pa.Schema:

@@ -50,9 +50,9 @@ def transform(
     stretches them so that the mean rate from the first to the last is this. `poisson` draws exponential gaps instead,
     at `rate_rps`, or else at the mean rate of the kept rows times `speedup`.
 
-    `rate_rps`, and `poisson` without it, need the mean rate first: pass something that can be iterated twice (a `Trace`)
-    to keep memory bounded. An iterator is held in memory then. Raises TraceError for values that make no sense, and,
-    while iterating, if no row is kept.
+    `rate_rps`, and `poisson` without it, need the mean rate first, so they read twice: pass a `Trace`, or whatever else
+    can be iterated anew, to keep memory bounded; an iterator is held in memory. Raises TraceError for values that make
+    no sense, and, while iterating, if no row is kept.
     """
     _check(limit, start_s, end_s, speedup, rate_rps)
     cut = (limit, start_s or 0.0, end_s)

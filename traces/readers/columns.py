@@ -25,7 +25,9 @@ from traces.schema import (
     LORA,
     MAX_TOKENS,
     META_BLOCK,
+    META_GENERATOR,
     META_LICENCE,
+    META_SEED,
     META_SOURCE,
     META_SYNTHETIC,
     OSL,
@@ -95,7 +97,8 @@ def open_table(
     notes: tuple[str, ...] = (),
 ) -> RawTrace:
     """A table as a raw trace. `unit` is that of numeric arrivals where the format fixes it."""
-    names = _find(source, options, aliases)
+    filled = filled_columns(source) if source.kind is Kind.PARQUET else frozenset(source.columns)
+    names = _find(source, options, aliases, filled)
     time_unit = _time_unit(source, options, names[ARRIVAL], unit)
     block = _block_size(source, options, names)
     dated = time_unit == "date"
@@ -112,7 +115,9 @@ def open_table(
         synthetic=meta.get(META_SYNTHETIC) == "true",
         source=meta.get(META_SOURCE, meta.get("trace_source")),
         licence=meta.get(META_LICENCE, meta.get("trace_licence")),
-        notes=(*_notes(source, options, names, time_unit, block), *notes),
+        generator=meta.get(META_GENERATOR),
+        seed=meta.get(META_SEED),
+        notes=(*_notes(source, options, names, time_unit, block, filled), *notes),
     )
     return RawTrace(
         info=info,
@@ -122,10 +127,11 @@ def open_table(
     )
 
 
-def _find(source: Source, options: ReadOptions, aliases: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
-    """The file's name for each canonical column that it has."""
+def _find(
+    source: Source, options: ReadOptions, aliases: Mapping[str, tuple[str, ...]], filled: frozenset[str]
+) -> dict[str, str]:
+    """The file's name for each canonical column that it has; an optional one counts only if it is `filled`."""
     present = {name.casefold(): name for name in source.columns}
-    filled = filled_columns(source) if source.kind is Kind.PARQUET else frozenset(source.columns)
     names: dict[str, str] = {}
     for column, accepted in aliases.items():
         found = [present[alias] for alias in accepted if alias in present]
@@ -199,14 +205,23 @@ def _block_size(source: Source, options: ReadOptions, names: Mapping[str, str]) 
 
 
 def _notes(
-    source: Source, options: ReadOptions, names: Mapping[str, str], time_unit: str, block: int | None
+    source: Source,
+    options: ReadOptions,
+    names: Mapping[str, str],
+    time_unit: str,
+    block: int | None,
+    filled: frozenset[str],
 ) -> tuple[str, ...]:
     unit = "dates, those without a zone read as UTC" if time_unit == "date" else f"in {time_unit}"
-    notes = [f"{names[ARRIVAL]} {unit}; {names[ISL]} and {names[OSL]} in tokens"]
+    notes = []
+    if source.metadata.get(META_SYNTHETIC) == "true":
+        drawn = (source.metadata.get(key, "unknown") for key in (META_GENERATOR, META_SEED))
+        notes.append("synthetic: drawn by {}, seed {}".format(*drawn))
+    notes += [f"{names[ARRIVAL]} {unit}; {names[ISL]} and {names[OSL]} in tokens"]
     if block is not None:
         whose = "as asked" if options.hash_block_tokens else "the file's metadata"
         notes.append(f"{block} tokens per hash id ({whose})")
-    unused = [name for name in source.columns if name not in set(names.values())]
+    unused = [name for name in source.columns if name in filled and name not in set(names.values())]
     if unused:
         notes.append(f"columns not used: {', '.join(unused)}")
     return tuple(notes)
