@@ -196,6 +196,11 @@ def _check_together(config: Config) -> None:
             )
     if trace.arrivals == "closed" and trace.concurrency is None:
         raise ConfigError(f"{origins['trace.arrivals']}: trace.arrivals = closed needs --concurrency N")
+    if trace.rate_rps is not None and trace.speedup != 1 and trace.arrivals != "closed":
+        raise ConfigError(
+            f"{origins['trace.rate_rps']}: trace.rate_rps = {trace.rate_rps} and trace.speedup = {trace.speedup} "
+            "both set the rate of arrivals; give one of them"
+        )
     if trace.start_s is not None and trace.end_s is not None and trace.end_s <= trace.start_s:
         raise ConfigError(
             f"{origins['trace.end_s']}: trace.end_s = {trace.end_s}: must be more than trace.start_s, {trace.start_s}"

@@ -193,6 +193,7 @@ def test_set_without_a_value_says_how(text: str) -> None:
         ("[trace]\nrate_rps = inf", 2, ["finite"]),
         ("[trace]\nformat = ''", 2, ["not be empty"]),
         ("[trace]\nstart_s = 9\nend_s = 3", 3, ["more than trace.start_s, 9"]),
+        ("[trace]\nrate_rps = 3.0\nspeedup = 2.0", 2, ["both set the rate"]),
         ("[trace]\non_bad_row = 'ignore'", 2, ["error or skip"]),
         ("[router]\nmode = 'least-load'", 2, ["did you mean least-loaded"]),
         ("[router]\nhost_cache_hit_weight = 2", 2, ["1 or less"]),
@@ -350,6 +351,8 @@ def traces() -> st.SearchStrategy[TraceConfig]:
     def sensible(trace: TraceConfig) -> TraceConfig:
         if trace.concurrency is None and trace.arrivals == "closed":
             trace = replace(trace, arrivals="poisson")
+        if trace.rate_rps is not None:
+            trace = replace(trace, speedup=1.0)
         return replace(trace, start_s=None) if trace.end_s is not None else trace
 
     return tables(TraceConfig).map(sensible)

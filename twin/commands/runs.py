@@ -1,0 +1,66 @@
+"""`twin report` and `twin compare`: what finished runs came to, one alone or two side by side."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from twin.commands.options import Json, NoHtml
+from twin.errors import Exit
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
+
+
+def report(run: Run, json: Json = False, no_html: NoHtml = False) -> int:
+    """Print the report of a run again, and make its page anew."""
+    from reports.record import read_run_state
+    from reports.report import Report
+    from reports.tables import report_text
+
+    found = Report.load(run)
+    state = read_run_state(run)
+    page = run / "report.json"
+    if not no_html:
+        from reports.html import write_html
+
+        page = write_html(run, found, complete=state.state == "complete")
+    if json:
+        print(found.to_json(), end="")
+    else:
+        print(report_text(found, path=str(page), run=state, colour=sys.stdout.isatty()))
+    return Exit.OK
+
+
+def compare(
+    a: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the first run.")],
+    b: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the second run.")],
+    json: Json = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Page to write (otherwise beside the second run).", metavar="FILE")
+    ] = None,
+    no_html: NoHtml = False,
+) -> int:
+    """Two runs side by side: their figures with the spread of the difference, and their curves in one page."""
+    from reports.compare import compare as compared
+    from reports.compare_views import comparison_text, write_comparison_html
+
+    found = compared(a, b)
+    page = None
+    if not no_html:
+        page = html or b.resolve().parent / f"compare-{a.resolve().name}-{b.resolve().name}.html"
+        write_comparison_html(found, a, b, page)
+    if json:
+        print(found.to_json(), end="")
+        return Exit.OK
+    print(comparison_text(found, colour=sys.stdout.isatty()))
+    if page is not None:
+        print(f"\npage  {_near(page)}")
+    return Exit.OK
+
+
+def _near(path: Path) -> Path:
+    """The path from here, where it lies below here."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
