@@ -53,7 +53,7 @@ def write_batches(batches: Iterable[pa.RecordBatch], schema: pa.Schema, dst: Pat
     import pyarrow.parquet as pq
 
     written = 0
-    settings = {"compression": "zstd", "compression_level": _COMPRESSION_LEVEL}
+    settings = {"compression": "zstd", "compression_level": _COMPRESSION_LEVEL, "write_page_checksum": True}
     with _whole_file(Path(dst)) as path, pq.ParquetWriter(path, schema, **settings) as writer:
         for table in _row_groups(batches, schema):
             writer.write_table(table, row_group_size=ROW_GROUP_ROWS)

@@ -21,6 +21,8 @@ from traces.errors import TraceError
 
 _HEAD_BYTES = 256 * 1024
 _HEAD_LINES = 64
+_STRAY_SHARE = 0.05
+"""Up to this share of bytes that are not UTF-8 a file counts as text with damaged lines."""
 _GZIP = b"\x1f\x8b"
 _BOM = b"\xef\xbb\xbf"
 _OTHER_KINDS: Mapping[bytes, str] = {
@@ -148,11 +150,8 @@ def _look_parquet(path: Path) -> Source:
 
 def _look_text(path: Path, head: bytes) -> Source:
     cut = head.rfind(b"\n") if len(head) >= _HEAD_BYTES else len(head)
-    try:
-        text = head[: cut if cut > 0 else len(head)].decode("utf-8")
-    except UnicodeDecodeError:
-        text = "\0"
-    if "\0" in text:
+    text = head[: cut if cut > 0 else len(head)].decode("utf-8", "replace")
+    if "\0" in text or text.count("\ufffd") > _STRAY_SHARE * len(text):
         raise TraceError(f"{path}: this is neither parquet nor UTF-8 text; a trace is parquet, CSV or JSON lines")
     lines = [line for line in text.splitlines() if line.strip()]
     if lines[0].lstrip()[0] in "{[":

@@ -105,8 +105,10 @@ class TraceStats:
     def _sharing(self) -> str:
         if self.hit_rate_blocks is None or self.hit_rate_tokens is None:
             return "n/a (no hash ids: nothing is known of the content)"
-        blocks, tokens = f"{self.hit_rate_blocks:.1%}", f"{self.hit_rate_tokens:.1%}"
-        return f"{tokens} of tokens, {blocks} of blocks of {self.info.hash_block_tokens}; {self.distinct_blocks:,} distinct"
+        blocks = (
+            f"{self.hit_rate_blocks:.1%} of blocks of {self.info.hash_block_tokens} ({self.distinct_blocks:,} distinct)"
+        )
+        return f"{self.hit_rate_tokens:.1%} of tokens, {blocks}"
 
     def _session_line(self) -> str:
         if not self.sessions:

@@ -114,7 +114,8 @@ def _parquet_rows(source: Source, layout: Layout, batch_rows: int) -> Iterator[R
 
     wanted = list(dict.fromkeys(layout.names.values()))
     first = 1
-    with pq.ParquetFile(source.path, pre_buffer=False, buffer_size=_PAGE_BUFFER_BYTES) as file:
+    settings = {"pre_buffer": False, "buffer_size": _PAGE_BUFFER_BYTES, "page_checksum_verification": True}
+    with pq.ParquetFile(source.path, **settings) as file:
         for batch in file.iter_batches(batch_rows, columns=wanted, use_threads=False):
             yield _parquet_chunk(batch, first, layout)
             first += batch.num_rows
