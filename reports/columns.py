@@ -74,7 +74,7 @@ def floats(column: pa.Array) -> F64:
 
 def codes(column: pa.Array, labels: dict[str | None, int]) -> I64:
     """A string array as small integers; `labels` maps text to code and grows by what is new (null included)."""
-    encoded = column.dictionary_encode()
+    encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
     indices = floats(encoded.indices)
     table = [labels.setdefault(text, len(labels)) for text in encoded.dictionary.to_pylist()]
     null = labels.setdefault(None, len(labels)) if encoded.null_count else 0
@@ -135,17 +135,20 @@ class _Reader:
 class ColumnFile:
     """A parquet file of a run, opened for reading by columns or by bounded batches.
 
-    Raises ConfigError with one line where the file is absent or is no complete parquet file.
+    `coded` names string columns with few values, which are read as dictionaries: encoding them here would import
+    pyarrow.compute. Raises ConfigError with one line where the file is absent or is no complete parquet file.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, coded: Sequence[str] = ()) -> None:
         from pyarrow import parquet
 
         self.path = path
         try:
-            self._file = parquet.ParquetFile(path)
+            self._file = parquet.ParquetFile(path, read_dictionary=list(coded) or None)
         except FileNotFoundError:
             raise ConfigError(f"{path}: no such file; is {path.parent} a finished run folder?") from None
+        except KeyError as why:
+            raise ConfigError(f"{path}: has no column {why}; it is not a file of this version's runs") from None
         except (pa.ArrowInvalid, OSError) as why:
             text = str(why).splitlines()[0] if str(why) else type(why).__name__
             raise ConfigError(f"{path}: not a complete parquet file ({text}); run the replay again") from None
@@ -164,7 +167,7 @@ class ColumnFile:
 
     def batches(self, names: Sequence[str], rows: int = 65_536) -> Iterator[Columns]:
         """The named columns in batches of at most `rows` rows, in the order of the file."""
-        for batch in self._file.iter_batches(batch_size=rows, columns=list(names)):
+        for batch in self._file.iter_batches(batch_size=rows, use_threads=False, columns=list(names)):
             yield Columns(batch.num_rows, _Reader(batch))
 
     def close(self) -> None:

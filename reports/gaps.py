@@ -27,7 +27,7 @@ SHIFTS = (47, 31, 15, 0)
 
 DIGIT_BINS = 1 << 16
 
-GAP_COLUMNS = ("kind", "steps", "gap_tokens", "gap0_s", "gap1_s", "gap2_s")
+GAP_COLUMNS = ("steps", "gap_tokens", "gap0_s", "gap1_s", "gap2_s")
 
 Piece: TypeAlias = tuple[F64, I64]
 """Values, and how many times each of them counts."""

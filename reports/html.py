@@ -15,7 +15,7 @@ from reports import text
 from reports.metrics import DEFINITIONS, Distribution, definition
 from reports.plots import run_charts
 from reports.record import REPORT_HTML, RunRecord
-from reports.report import Json, Report
+from reports.report import Json, Report, flat_config
 from reports.slowest import slowest_tables
 from reports.svg import Chart, draw, pointer_json
 from reports.tables import (
@@ -102,7 +102,8 @@ def page_charts(charts: Sequence[Chart]) -> list[dict[str, object]]:
 
 def _page(record: RunRecord, report: Report, complete: bool) -> dict[str, object]:
     return {
-        "title": f"{report.meta.trace.name} on {report.meta.cluster[0] if report.meta.cluster else 'no workers'}",
+        "title": f"{report.meta.trace.name} on {text.counted(len(report.workers), 'worker')},"
+        f" {text.counted(report.meta.gpus, 'GPU')}",
         "badges": list(_badges(report, complete)),
         "facts": list(_facts(report)),
         "tiles": _tiles(report),
@@ -242,15 +243,3 @@ def _caveats(report: Report, complete: bool) -> Iterator[Toned]:
 def config_rows(config: Mapping[str, Json], origins: Mapping[str, str]) -> list[list[str]]:
     """The configuration as rows (dotted key, value, origin)."""
     return [[key, value, origins.get(key, "")] for key, value in flat_config(config)]
-
-
-def flat_config(value: Json, key: str = "") -> Iterator[tuple[str, str]]:
-    """Nested plain values as (dotted key, text), in order of the keys; list places are numbers."""
-    if isinstance(value, Mapping):
-        for name in sorted(value):
-            yield from flat_config(value[name], f"{key}.{name}" if key else name)
-    elif isinstance(value, Sequence) and not isinstance(value, str) and any(isinstance(v, Mapping) for v in value):
-        for place, item in enumerate(value):
-            yield from flat_config(item, f"{key}.{place}" if key else str(place))
-    else:
-        yield key, str(value) if not isinstance(value, bool) else str(value).lower()

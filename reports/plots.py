@@ -49,16 +49,18 @@ def run_charts(record: RunRecord, report: Report) -> list[Chart]:
 class Clock:
     """The time axis of a run, in the unit that suits its length; `centres` are its buckets in that unit."""
 
-    def __init__(self, over: Timeline) -> None:
-        span = float(over.edges_s[-1] - over.edges_s[0])
+    def __init__(self, over: Timeline, others: Sequence[Timeline] = ()) -> None:
+        """`others` are shown on the same axis, so that it must hold all of them."""
+        low_s = min(float(one.edges_s[0]) for one in (over, *others))
+        high_s = max(float(one.edges_s[-1]) for one in (over, *others))
         units = ((600.0, 1.0, "s"), (36_000.0, 60.0, "min"), (864_000.0, 3600.0, "h"), (math.inf, 86_400.0, "d"))
-        self.factor, self.unit = next((factor, unit) for limit, factor, unit in units if span < limit)
+        self.factor, self.unit = next((factor, unit) for limit, factor, unit in units if high_s - low_s < limit)
         self.centres = over.centres_s / self.factor
-        self._low, self._high = float(over.edges_s[0]) / self.factor, float(over.edges_s[-1]) / self.factor
+        self._low, self._high = low_s / self.factor, high_s / self.factor
         self.bucket = f"buckets of {text.time(float(over.edges_s[1] - over.edges_s[0]))}"
 
     def axis(self) -> Axis:
-        return Axis(title=f"virtual time, {self.unit}", tick=_number_tick, low=self._low, high=self._high)
+        return Axis(title=f"virtual time, {self.unit}", tick=number_tick, low=self._low, high=self._high)
 
     def moments(self) -> tuple[F64, list[str]]:
         return self.centres, [f"{value:.4g} {self.unit}" for value in self.centres]
@@ -78,7 +80,7 @@ class Clock:
         return Chart(title=title, note=note, x=self.axis(), y=y, series=series, marks=marks, moments=self.moments())
 
 
-def _time_axis(title: str, *samples: F64) -> Axis:
+def time_axis(title: str, *samples: F64) -> Axis:
     """A latency axis: logarithmic where linear would hide the small or the large."""
     known = np.concatenate([sample[np.isfinite(sample) & (sample > 0)] for sample in samples])
     log = len(known) > 0 and float(known.max()) > 30.0 * float(np.median(known))
@@ -93,7 +95,7 @@ def _time_tick(value_s: float) -> str:
     return f"{value_s * 1e3:.6g} ms" if value_s < 1.0 else f"{value_s:.6g} s"
 
 
-def _number_tick(value: float) -> str:
+def number_tick(value: float) -> str:
     return text.large(value) if abs(value) >= 10_000 else f"{value:,.6g}"
 
 
@@ -141,8 +143,8 @@ def _ttft_by_prompt(record: RunRecord) -> Chart:
     return Chart(
         title="TTFT by prompt length",
         note=f"the lower edge is the prompt alone, what is above it is waiting{thinned}",
-        x=Axis(title="prompt tokens", tick=_number_tick, log=wide),
-        y=_time_axis("TTFT", y),
+        x=Axis(title="prompt tokens", tick=number_tick, log=wide),
+        y=time_axis("TTFT", y),
         series=[Series(label="requests", x=isl, y=y, colour=0, kind="dots")],
     )
 
@@ -192,12 +194,12 @@ def latency_over_time(title: str, by: str, rows: F64, clock: Clock, colour: int,
     """p50, p95 and the longest of each bucket, so that a stall is seen and not averaged away."""
     p50, p95, longest = rows
     series = [
-        replace(clock.line("longest", longest, 6, text.time), kind="dots"),
+        replace(clock.line("longest", longest, 5, text.time), kind="dots"),
         clock.line("p95", p95, colour + 1, text.time),
         clock.line("p50", p50, colour, text.time),
     ]
     note = f"p50, p95 and the longest by {by}"
-    return clock.chart(title, _time_axis("latency", p50, p95, longest), series, note, marks)
+    return clock.chart(title, time_axis("latency", p50, p95, longest), series, note, marks)
 
 
 def _load_over_time(over: Timeline) -> Iterator[Chart]:
@@ -205,7 +207,7 @@ def _load_over_time(over: Timeline) -> Iterator[Chart]:
     running, waiting = over.levels["running"].sum(axis=0), over.levels["waiting"].sum(axis=0)
     yield clock.chart(
         "Requests in the engines",
-        Axis(title="requests", tick=_number_tick, low=0.0),
+        Axis(title="requests", tick=number_tick, low=0.0),
         [
             clock.band("waiting", running + waiting, running, 1, [text.figures(float(n)) for n in waiting]),
             clock.band("running", running, np.zeros_like(running), 0, [text.figures(float(n)) for n in running]),
@@ -214,7 +216,7 @@ def _load_over_time(over: Timeline) -> Iterator[Chart]:
     )
     yield clock.chart(
         "Requests per second",
-        Axis(title="requests/s", tick=_number_tick, low=0.0),
+        Axis(title="requests/s", tick=number_tick, low=0.0),
         [
             clock.line("arrived", over.arrivals_per_s, 5, text.figures),
             clock.line("completed", over.completions_per_s, 2, text.figures),
@@ -223,7 +225,7 @@ def _load_over_time(over: Timeline) -> Iterator[Chart]:
     )
     yield clock.chart(
         "Tokens per second",
-        Axis(title="tokens/s", tick=_number_tick, low=0.0),
+        Axis(title="tokens/s", tick=number_tick, low=0.0),
         [
             clock.line("prompt tokens computed", over.prompt_tokens_per_s, 1, text.figures),
             clock.line("output tokens", over.output_tokens_per_s, 0, text.figures),
@@ -243,7 +245,7 @@ def _workers_over_time(report: Report, over: Timeline) -> Iterator[Chart]:
     sizes = {worker.worker_id: worker.total_blocks for worker in report.meta.workers}
     totals = [float(sizes.get(worker_id) or np.nan) for worker_id in over.worker_ids]
     kv_share: F64 = over.levels["active_blocks"] / np.array(totals, dtype=np.float64).reshape(-1, 1)
-    share, count = Axis(title="share", tick=_share_tick, low=0.0), Axis(title="requests", tick=_number_tick, low=0.0)
+    share, count = Axis(title="share", tick=_share_tick, low=0.0), Axis(title="requests", tick=number_tick, low=0.0)
     names, clock = [worker.name for worker in report.workers], Clock(over)
     yield _per_worker("KV pool in use", share, clock, kv_share, names, text.share)
     yield _per_worker("Running requests per worker", count, clock, over.levels["running"], names, text.figures)

@@ -310,8 +310,8 @@ class RunRecord:
             raise ConfigError(f"{folder}: not a whole run folder, without {', '.join(missing)}; run the replay again")
         self.folder = folder
         self.state = read_run_state(folder)
-        self.steps = ColumnFile(folder / STEPS)
-        self._requests = ColumnFile(folder / REQUESTS)
+        self.steps = ColumnFile(folder / STEPS, coded=("kind",))
+        self._requests = ColumnFile(folder / REQUESTS, coded=("status", "reason"))
 
     @property
     def complete(self) -> bool:

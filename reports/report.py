@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import types
 import typing
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
@@ -188,7 +188,7 @@ class Report:
 
     def to_json(self) -> str:
         """The bytes of report.json: sorted keys, floats as Python's repr, null for what is undefined."""
-        return json.dumps(asdict(self), indent=1, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
+        return stable_json(self)
 
     @staticmethod
     def from_json(text: str) -> Report:
@@ -211,8 +211,21 @@ class Report:
             raise ConfigError(f"{path}: {why.strerror or why}; is {folder} a finished run folder?") from None
 
 
+def stable_json(value: object) -> str:
+    """A tree of dataclasses and plain values as JSON that is the same for equal trees; NaN is a bug and raises."""
+    return json.dumps(_plain(value), indent=1, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def _plain(value: object) -> object:
+    if is_dataclass(value) and not isinstance(value, type):
+        return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
+
+
 def _restore(kind: type[T], plain: Mapping[str, object]) -> T:
-    """A dataclass from the plain values that `asdict` made of it."""
+    """A dataclass from the plain values that `_plain` made of it."""
     hints = typing.get_type_hints(kind, include_extras=False)
     return kind(**{item.name: _value(hints[item.name], plain[item.name]) for item in fields(kind)})  # type: ignore[arg-type]
 
@@ -229,3 +242,15 @@ def _value(hint: object, plain: object) -> object:
     if isinstance(hint, type) and is_dataclass(hint) and isinstance(plain, Mapping):
         return _restore(hint, plain)
     return plain
+
+
+def flat_config(value: Json, key: str = "") -> Iterator[tuple[str, str]]:
+    """Nested plain values as (dotted key, text), in order of the keys; list places are numbers."""
+    if isinstance(value, Mapping):
+        for name in sorted(value):
+            yield from flat_config(value[name], f"{key}.{name}" if key else name)
+    elif isinstance(value, Sequence) and not isinstance(value, str) and any(isinstance(v, Mapping) for v in value):
+        for place, item in enumerate(value):
+            yield from flat_config(item, f"{key}.{place}" if key else str(place))
+    else:
+        yield key, str(value) if not isinstance(value, bool) else str(value).lower()

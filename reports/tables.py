@@ -37,11 +37,12 @@ def report_text(
         _facts(_what_it_cost(report, run)),
         _facts(_caveats(report)),
     ]
-    body = "\n\n".join(filter(None, (_rendered(block, colour, width) for block in blocks if block is not None)))
+    body = "\n\n".join(filter(None, (rendered(block, colour, width) for block in blocks if block is not None)))
     return f"{body}\n\nreport  {path}"
 
 
-def _rendered(block: RenderableType, colour: bool, width: int) -> str:
+def rendered(block: RenderableType, colour: bool, width: int) -> str:
+    """A rich table or grid as text, without trailing blanks; escape codes only with `colour`."""
     from rich.console import Console
 
     out = StringIO()

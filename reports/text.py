@@ -31,7 +31,7 @@ def figures(value: float | None, digits: int = 3) -> str:
         return f"{value:,.0f}"
     if size < 1e-3:
         return f"{value:.{digits}g}"
-    places = max(digits - len(f"{size:.0f}"), 0) if size >= 1 else digits + (size < 0.1) + (size < 0.01)
+    places = max(digits - len(str(int(size))), 0) if size >= 1 else digits + (size < 0.1) + (size < 0.01)
     return f"{value:,.{places}f}"
 
 
@@ -48,6 +48,11 @@ def large(value: float | None) -> str:
 def share(value: float | None) -> str:
     """23.1 %."""
     return NA if value is None else f"{value * 100:.1f} %" if value >= 0.001 or not value else f"{value * 100:.3g} %"
+
+
+def change(value: float | None) -> str:
+    """A relative change with its sign: +4.9 %, -0.004 %, +2,320 %."""
+    return NA if value is None else f"{'+' if value > 0 else ''}{figures(value * 100)} %"
 
 
 def time(value_s: float | None) -> str:

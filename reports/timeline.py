@@ -17,7 +17,7 @@ from reports.columns import F64, I64, Bools, Columns
 from reports.gaps import GAP_COLUMNS, GapRows, positions
 from reports.record import RunRecord
 
-STEP_COLUMNS: Final = (*GAP_COLUMNS, "worker_id", "start_s", "end_s", "running", "waiting", "active_blocks",
+STEP_COLUMNS: Final = (*GAP_COLUMNS, "kind", "worker_id", "start_s", "end_s", "running", "waiting", "active_blocks",
                        "decodes", "prefill_tokens")  # fmt: skip
 GAP_QUANTILES: Final = (0.50, 0.95)
 LEVELS: Final = ("running", "waiting", "active_blocks")

@@ -6,14 +6,13 @@ meets a limit, except that a one-token answer has no gaps and so cannot break a 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
 
 from reports.columns import F64, Bools
-from reports.metrics import Distribution, goodput_rps, per_second, slo_attainment, tokens_per_s_per_user
+from reports.metrics import Distribution, goodput_rps, per_second, quantiles, slo_attainment, tokens_per_s_per_user
 from reports.sla import Sla, Slo
 
 Verdict = Literal["met", "missed"]
@@ -141,10 +140,7 @@ def _statistic(slo: Slo, sample: F64, itl: Distribution) -> float | None:
     if statistic == "mean":
         return float(sample.mean())
     share = 1.0 if statistic == "max" else float(statistic[1:]) / 100.0
-    place = (len(sample) - 1) * (share if slo.upper else 1.0 - share)
-    if np.isinf(np.partition(sample, math.ceil(place))[math.ceil(place)]):
-        return math.inf  # an unanswered request: no interpolation towards it
-    return float(np.quantile(sample, share if slo.upper else 1.0 - share))
+    return quantiles(sample, [share if slo.upper else 1.0 - share])[0]
 
 
 def _with_unanswered(slo: Slo, sample: F64, unanswered: int) -> F64:
