@@ -149,7 +149,12 @@ def test_table_over_pool_and_floored_mean(
         check(table(points, floored=True), batch, ctx_tokens, min(300, (high - ctx_tokens) // batch + 1))
 
 
-@given(g0=st.floats(-10, 10), g1=st.floats(-1, 1), g2=st.floats(-0.1, 0.1))
+def seconds(limit_s: float) -> st.SearchStrategy[float]:
+    """Up to `limit_s` either way, to the picosecond."""
+    return st.floats(-limit_s, limit_s).map(lambda x: round(x, 12))
+
+
+@given(g0=seconds(10), g1=seconds(1), g2=seconds(0.1))
 def test_no_step_of_a_side_is_on_the_other(g0: float, g1: float, g2: float) -> None:
     steps = steps_on_this_side(g0, g1, g2)
     assert steps >= 1

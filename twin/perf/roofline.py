@@ -151,16 +151,25 @@ class RooflineLatency:
     def _work(self, chunks: Sequence[PrefillChunk], batch: int, ctx_tokens: int, resumed: int) -> _Work:
         """Shares of the fullest rank: a prompt stays whole on one rank, decodes are dealt out evenly."""
         dp, window = self._dp, self._c.window_tokens
-        sizes = [chunk.new_tokens + chunk.recomputed_tokens for chunk in chunks]
-        pairs = [n * chunk.past_tokens + n * (n + 1) // 2 for n, chunk in zip(sizes, chunks, strict=True)]
-        windows = [_window_pairs(n, chunk.past_tokens, window) for n, chunk in zip(sizes, chunks, strict=True)]
-        ends = min(len(chunks), sum(chunk.ends_prompt for chunk in chunks) + resumed)
-        prompt_tokens, rank_batch = sum(sizes), -(-batch // dp)
+        prompt_tokens = pairs = window_pairs = ends = most_tokens = most_pairs = most_window_pairs = 0
+        for new_tokens, past_tokens, recomputed_tokens, ends_prompt in chunks:
+            n = new_tokens + recomputed_tokens
+            chunk_pairs = n * past_tokens + n * (n + 1) // 2
+            chunk_window_pairs = _window_pairs(n, past_tokens, window)
+            prompt_tokens += n
+            pairs += chunk_pairs
+            window_pairs += chunk_window_pairs
+            ends += ends_prompt
+            most_tokens = max(most_tokens, n)
+            most_pairs = max(most_pairs, chunk_pairs)
+            most_window_pairs = max(most_window_pairs, chunk_window_pairs)
+        samples = min(len(chunks), ends + resumed) if prompt_tokens else 0
+        rank_batch = -(-batch // dp)
         return _Work(
-            tokens=max(max(sizes, default=0), -(-prompt_tokens // dp)) + rank_batch,
-            samples=rank_batch + -(-ends // dp),
-            pairs=max(max(pairs, default=0), sum(pairs) / dp),
-            window_pairs=max(max(windows, default=0), sum(windows) / dp),
+            tokens=max(most_tokens, -(-prompt_tokens // dp)) + rank_batch,
+            samples=rank_batch + -(-samples // dp),
+            pairs=max(most_pairs, pairs / dp),
+            window_pairs=max(most_window_pairs, window_pairs / dp),
             sequences=rank_batch,
             ctx_tokens=ctx_tokens * rank_batch / batch if batch else 0.0,
             group_tokens=prompt_tokens + batch,
