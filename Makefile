@@ -14,6 +14,8 @@ CANDIDATES := $(or $(PYTHON),python3 python python3.13 python3.12 python3.11 pyt
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TEST_READY := $(VENV)/.ready-test
+# Bytecode is written when a module is first imported, not for all of every package at install time.
+export PYTHONDONTWRITEBYTECODE :=
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
 .PHONY: help install replay test quick lint bench clean
