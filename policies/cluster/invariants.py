@@ -56,7 +56,8 @@ CONSERVED = Rule(
 LIVE = Rule(
     "I5",
     "Work goes only to workers that are up and not draining.",
-    "every Dispatch against the workers that came up, minus those that drain or are lost",
+    "every Dispatch against the workers that came up, minus those that drain or are lost; a worker that is up comes up "
+    "again only with a higher epoch, and has then lost what it had",
 )
 IN_FLIGHT = Rule(
     "I6",
@@ -120,6 +121,7 @@ class Invariants:
         self._open: set[RequestId] = set()
         self._sent: dict[RequestId, WorkerId] = {}  # open dispatches
         self._on: dict[WorkerId, set[RequestId]] = {}  # the same by worker; a key per worker that is not lost
+        self._epochs: dict[WorkerId, int] = {}
         self._draining: set[WorkerId] = set()
         self._rejects: set[RequestId] = set()
         self._cancels: set[RequestId] = set()
@@ -211,15 +213,23 @@ class Invariants:
                 raise broken(CAUSE, f"{event!r}")
             case WorkerUp():
                 if worker_id in self._on:
-                    raise broken(LIVE, f"{event!r}, which is up already and was not lost", self._story(worker_id))
+                    if event.epoch <= self._epochs[worker_id]:
+                        raise broken(LIVE, f"{event!r}, which is up already", self._story(worker_id))
+                    self._drop(worker_id)
                 self._on[worker_id] = set()
+                self._epochs[worker_id] = event.epoch
             case WorkerDraining():
                 self._draining.add(worker_id)
             case WorkerLost():
-                self._draining.discard(worker_id)
-                self._drains.discard(worker_id)
-                for request_id in self._on.pop(worker_id, ()):
-                    del self._sent[request_id]
+                self._drop(worker_id)
+
+    def _drop(self, worker_id: WorkerId) -> None:
+        """A worker is gone: its dispatches have ended, its requests have not."""
+        self._draining.discard(worker_id)
+        self._drains.discard(worker_id)
+        self._epochs.pop(worker_id, None)
+        for request_id in self._on.pop(worker_id, ()):
+            del self._sent[request_id]
 
     # ------------------------------------------------------------ actions
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 from policies.cluster.actions import Action, Candidate, Dispatch, Reject
-from policies.cluster.events import Event, RequestArrived, WorkerLost, WorkerUp
+from policies.cluster.events import Event, RequestArrived, WorkerLost
 from policies.cluster.ids import RequestId, WorkerId
 from policies.cluster.state import ClusterView, WorkerView
 from policies.router.select import why_not
@@ -36,7 +36,7 @@ class Refusal(NamedTuple):
 class Router:
     """A routing policy: one Dispatch or Reject for every request, at once."""
 
-    subscribes: ClassVar[frozenset[type[Event]]] = frozenset({RequestArrived, WorkerUp, WorkerLost})
+    subscribes: ClassVar[frozenset[type[Event]]] = frozenset({RequestArrived, WorkerLost})
 
     def __init__(self, settings: RouterSettings) -> None:
         self.settings = settings
@@ -50,8 +50,6 @@ class Router:
             return (self._route(event, view),)
         if isinstance(event, WorkerLost):
             self._lost.add(event.worker_id)
-        elif isinstance(event, WorkerUp):
-            self._lost.discard(event.worker_id)
         self._learn(event)
         return ()
 

@@ -24,8 +24,8 @@ class PrefixIndex:
     The blocks of a worker in a branch nearly always reach from the branch's start to one end. That end is what
     queries read; blocks behind a hole are kept apart until the hole is filled.
 
-    Counts, in blocks: `duplicate_stores`; `unknown_removals`; `orphan_stores`, blocks that came while the block before
-    them was not held.
+    Counts, in blocks: `duplicate_stores`; `unknown_removals`; `orphan_stores`, blocks of a report that began behind a
+    block that was not held.
     """
 
     __slots__ = ("_blocks", "_branches", "_ends", "_stranded", "duplicate_stores", "orphan_stores", "unknown_removals")
@@ -60,11 +60,13 @@ class PrefixIndex:
     def store(self, worker_id: WorkerId, runs: Iterable[BlockRun]) -> None:
         """A worker holds these blocks now."""
         stranded = self._stranded.get(worker_id, ())
-        gained = 0
+        gained = last = 0
+        orphaned = False
         for branch, lo, hi in runs:
             here = self._ends.get(branch)
             end = here.get(worker_id, branch.start) if here is not None else branch.start
-            orphaned = not self._holds_before(worker_id, branch, lo, end)
+            orphaned = (orphaned and lo == last) or not self._holds_before(worker_id, branch, lo, end)
+            last = hi
             if lo > end or branch in stranded:
                 added = self._store_apart(worker_id, branch, lo, hi)
                 stranded = self._stranded.get(worker_id, ())

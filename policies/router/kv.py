@@ -63,6 +63,7 @@ class Kv(Router):
     """
 
     subscribes: ClassVar[frozenset[type[Event]]] = Router.subscribes | {
+        WorkerUp,
         BlocksStored,
         BlocksRemoved,
         BlocksCleared,
@@ -158,7 +159,6 @@ class Kv(Router):
         self._index.clear(worker_id)
         self._books.lose(worker_id)
         self._ties.forget(worker_id)
-        self._seated = ()
 
     def _check_block_size(self, up: WorkerUp) -> None:
         if up.block_size != self._block_size:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import pytest
 from builders import keys_path
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,21 +16,21 @@ from policies.router.index import PrefixIndex
 
 WORKERS = [WorkerId(n) for n in range(3)]
 
-# Few keys and short prompts, so that prompts share, part and meet again.
-PROMPTS = st.lists(st.integers(0, 2), min_size=1, max_size=7)
-BOUNDS = st.tuples(st.integers(0, 7), st.integers(0, 7))
+# Few keys, so that prompts share, part and meet again; bounds in blocks, most often from the start.
+PROMPTS = st.lists(st.integers(0, 1), min_size=3, max_size=8)
+BOUNDS = st.tuples(st.sampled_from([0, 0, 0, 1, 2, 3, 5]), st.integers(1, 8))
 
 
 class NaiveCache:
-    """What each worker holds, as a set of prefixes: the block that ends prompt[:n] is named by prompt[:n]."""
+    """What each worker holds, as a set: block n of a prompt is named by all keys that its tokens depend on."""
 
     def __init__(self) -> None:
         self.held: dict[WorkerId, set[tuple[int, ...]]] = {w: set() for w in WORKERS}
         self.duplicates = self.orphans = self.unknown = 0
 
-    def store(self, worker_id: WorkerId, names: list[tuple[int, ...]]) -> None:
+    def store(self, worker_id: WorkerId, names: list[tuple[int, ...]], before: tuple[int, ...] | None) -> None:
         held = self.held[worker_id]
-        if names and len(names[0]) > 1 and names[0][:-1] not in held:
+        if before is not None and before not in held:
             self.orphans += len(set(names) - held)
         self.duplicates += len(held.intersection(names))
         held.update(names)
@@ -39,15 +40,8 @@ class NaiveCache:
         self.unknown += len(set(names) - held)
         held.difference_update(names)
 
-    def match(self, worker_id: WorkerId, prompt: list[int]) -> int:
-        depth = 0
-        while depth < len(prompt) and tuple(prompt[: depth + 1]) in self.held[worker_id]:
-            depth += 1
-        return depth
-
-
-def named(prompt: list[int], lo: int, hi: int) -> list[tuple[int, ...]]:
-    return [tuple(prompt[: n + 1]) for n in range(lo, hi)]
+    def match(self, worker_id: WorkerId, names: list[tuple[int, ...]]) -> int:
+        return next((n for n, name in enumerate(names) if name not in self.held[worker_id]), len(names))
 
 
 def runs(path: BlockPath, lo: int, hi: int) -> Iterator[BlockRun]:
@@ -58,49 +52,59 @@ def runs(path: BlockPath, lo: int, hi: int) -> Iterator[BlockRun]:
 
 
 STEPS = st.lists(
-    st.tuples(st.sampled_from(["store", "store", "remove", "clear"]), st.sampled_from(WORKERS), PROMPTS, BOUNDS),
-    max_size=30,
+    st.tuples(st.sampled_from(["store"] * 6 + ["remove"] * 4 + ["clear"]), st.sampled_from(WORKERS), PROMPTS, BOUNDS),
+    min_size=5,
+    max_size=40,
 )
 
 
-@given(STEPS, st.lists(PROMPTS, min_size=1, max_size=6))
-def test_the_index_is_the_set_of_blocks_held(steps: list, queries: list[list[int]]) -> None:
-    tree, index, naive = ContentTree(1, 1), PrefixIndex(), NaiveCache()
-    for kind, worker_id, prompt, bounds in steps:
-        lo, hi = min(bounds), min(max(bounds), len(prompt))
+@pytest.mark.parametrize("block_size", [1, 2])
+@given(steps=STEPS, queries=st.lists(PROMPTS, min_size=2, max_size=6))
+def test_the_index_is_the_set_of_blocks_held(block_size: int, steps: list, queries: list[list[int]]) -> None:
+    """With two keys to a block, branches part inside blocks too."""
+    tree, index, naive = ContentTree(1, block_size), PrefixIndex(), NaiveCache()
+
+    def named(prompt: list[int]) -> list[tuple[int, ...]]:
+        return [tuple(prompt[:n]) for n in range(block_size, len(prompt) + 1, block_size)]
+
+    for kind, worker_id, prompt, (lo, length) in steps:
+        names = named(prompt)
+        hi = min(lo + length, len(names))
         path = keys_path(tree, prompt)
         if kind == "clear":
             index.clear(worker_id)
             naive.held[worker_id].clear()
         elif kind == "store":
             index.store(worker_id, runs(path, lo, hi))
-            naive.store(worker_id, named(prompt, lo, hi))
+            naive.store(worker_id, names[lo:hi], names[lo - 1] if 0 < lo < hi else None)
         else:
             index.remove(worker_id, runs(path, lo, hi))
-            naive.remove(worker_id, named(prompt, lo, hi))
+            naive.remove(worker_id, names[lo:hi])
         del path
         for query in [prompt, *queries]:
             found = index.depths(keys_path(tree, query))
-            assert {w: found.get(w, 0) for w in WORKERS} == {w: naive.match(w, query) for w in WORKERS}
+            assert {w: found.get(w, 0) for w in WORKERS} == {w: naive.match(w, named(query)) for w in WORKERS}
             assert 0 not in found.values()
         assert {w: index.blocks(w) for w in WORKERS} == {w: len(naive.held[w]) for w in WORKERS}
         assert (index.duplicate_stores, index.unknown_removals) == (naive.duplicates, naive.unknown)
         assert index.orphan_stores == naive.orphans
     for worker_id in WORKERS:
         for name in sorted(naive.held[worker_id], key=len, reverse=True):
-            index.remove(worker_id, runs(keys_path(tree, list(name)), len(name) - 1, len(name)))
+            last = len(name) // block_size
+            index.remove(worker_id, runs(keys_path(tree, list(name)), last - 1, last))
     assert (index.size, len(index), len(tree)) == (0, 0, 0)
 
 
 BOOKINGS = st.lists(
     st.tuples(
-        st.sampled_from(["book", "book", "book", "prefill", "emit", "free", "free", "lose"]),
+        st.sampled_from(["book"] * 6 + ["prefill", "emit", "free", "free", "free", "lose"]),
         st.integers(0, 9),
         st.sampled_from(WORKERS),
         st.one_of(st.none(), PROMPTS),
         st.integers(0, 50),
     ),
-    max_size=40,
+    min_size=5,
+    max_size=50,
 )
 
 

@@ -99,6 +99,20 @@ def test_paths_of_different_length_leave_in_any_order() -> None:
     assert (books.load(W0).blocks, books.size) == (0, 0)
 
 
+def test_how_far_open_requests_reach_follows_the_farthest_of_them() -> None:
+    books = Books(4)
+    prompts = {"r1": [1, 2, 3, 4], "r2": [1, 2, 8, 9], "r3": [1, 2, 8]}
+    query = keys_path(TREE, [1, 2, 8, 9, 9])
+    kept = [keys_path(TREE, keys) for keys in prompts.values()]
+    for request_id, path in zip(["r3", "r1", "r2"], [kept[2], kept[0], kept[1]], strict=True):
+        books.book(RequestId(request_id), W0, path, 0, 0)
+    assert books.depths(query) == {W0: 4}
+    books.free(RequestId("r2"))
+    assert books.depths(query) == {W0: 3}
+    books.free(RequestId("r3"))
+    assert books.depths(query) == {W0: 2}
+
+
 def test_a_lost_worker_frees_everything_at_once() -> None:
     books = booked(R1)
     books.book(R2, W1, PROMPT, 0, 8)
@@ -111,6 +125,14 @@ def test_a_lost_worker_frees_everything_at_once() -> None:
     books.free(R1)  # its end still comes
     books.free(R2)
     assert (books.unknown_frees, books.size, len(books)) == (0, 0, 0)
+
+
+def test_a_lost_worker_keeps_no_content_alive() -> None:
+    tree, books = ContentTree(4, 4), Books(4)
+    books.book(R1, W0, keys_path(tree, [1, 2]), 0, 8)
+    assert len(tree) == 1
+    books.lose(W0)
+    assert (len(tree), len(books)) == (0, 1)
 
 
 def test_a_request_of_a_lost_worker_can_be_sent_again() -> None:

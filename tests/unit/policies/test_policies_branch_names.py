@@ -18,6 +18,12 @@ def test_content_has_the_same_name_in_every_tree() -> None:
     assert kept.pieces[0][0].hash not in names(used)
 
 
+def test_names_are_part_of_the_journal_and_stay() -> None:
+    tree = ContentTree(64, 64)
+    paths = [keys_path(tree, [1, 2, 3]), keys_path(tree, [1, 9])]
+    assert [branch.hash for branch, _ in paths[1].pieces] == [13374452323046701812, 2250391212496651974]
+
+
 def test_branches_of_one_parent_differ() -> None:
     tree = ContentTree(1, 1)
     paths = [keys_path(tree, keys) for keys in ([1, 2, 3], [1, 5], [1, 6], [1, 2, 6], [9])]

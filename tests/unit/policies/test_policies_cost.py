@@ -102,3 +102,5 @@ def test_k16_classic_formula_on_the_state_of_c09(shared: Path, weight: float, ex
 
 def test_more_cached_than_the_prompt_costs_no_less_than_nothing() -> None:
     assert cost(640, 64, Load(0, 0, device_blocks=11)) == 0
+    half = weights(router_settings("kv", overlap_score_credit=0.5))
+    assert terms(half, 640, 64, Load(0, 0, device_blocks=20), 0)[:2] == (20, 10)

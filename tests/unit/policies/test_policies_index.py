@@ -134,6 +134,15 @@ def test_x7_and_x8_stores_in_odd_orders() -> None:
     assert backwards.match([1, 2, 3, 4]) == 4
 
 
+def test_part_of_a_child_branch() -> None:
+    held = Held()
+    held.store([1, 2, 3])
+    held.store([1, 2, 8, 9, 7])
+    held.remove([1, 2, 8, 9, 7], lo=3)
+    held.store([1, 2, 8, 9, 7], worker_id=W1)
+    assert (held.match([1, 2, 8, 9, 7]), held.match([1, 2, 8, 9, 7], W1)) == (3, 5)
+
+
 def test_a_hole_in_the_parent_branch_hides_the_child_branch() -> None:
     held = Held()
     held.store([1, 2, 3, 4])

@@ -77,6 +77,20 @@ RIGHT: dict[str, tuple[Pair, ...]] = {
         (RequestFailed(at_s=2.0, request_id=R1, reason="lost", worker_id=W0), []),
     ),
     "back under the same id": (up(), (WorkerLost(at_s=1.0, worker_id=W0), []), up(0, 2.0)),
+    "back after a drain": (
+        up(),
+        (WorkerDraining(at_s=1.0, worker_id=W0), []),
+        (WorkerLost(at_s=1.0, worker_id=W0), []),
+        up(0, 1.0),
+        arrived(1.0, sent()),
+        finished(),
+    ),
+    "registers again": (
+        up(),
+        arrived(1.0, sent()),
+        (worker(0, at_s=1.0, epoch=1), []),
+        (RequestFailed(at_s=2.0, request_id=R1, reason="restart", worker_id=W0), []),
+    ),
     "cancelled": (
         up(),
         arrived(1.0, sent(), Cancel(request_id=R1, reason="x")),

@@ -251,6 +251,21 @@ def test_counters_tell_whether_overlap_mattered() -> None:
 # ---------------------------------------------------------------- ends
 
 
+@pytest.mark.parametrize("announced", [True, False])
+def test_a_worker_that_registers_again_starts_empty(announced: bool) -> None:
+    scene = Scene(router("kv", explain=True), workers=1)
+    scene.stored(0, PROMPT)
+    scene.send("old", keys=PROMPT)
+    if announced:
+        scene.lost(0)
+    scene.up(0, epoch=1)
+    (c,) = dispatched(scene, "new").candidates
+    assert (c.overlap_blocks, c.active_prefill_tokens, c.decode_blocks, c.active_requests) == (0, 0, 10, 0)
+    scene.fail("old")
+    scene.finish("new")
+    assert counters(scene)["open_bookings"] == counters(scene)["unknown_free"] == 0
+
+
 def test_after_a_drain_all_is_zero() -> None:
     scene = Scene(router("kv"), workers=3)
     for n in range(12):

@@ -50,6 +50,21 @@ def test_least_loaded_says_whether_it_was_a_tie() -> None:
     assert rules == ["tie", "min"]
 
 
+@pytest.mark.parametrize("mode", ["least-loaded", "kv"])
+def test_least_recent_takes_turns_among_idle_workers(mode: str) -> None:
+    scene = Scene(router(mode, tie_break="least_recent"), workers=3)
+
+    def alone(request_id: str) -> int:
+        at = scene.send(request_id)
+        scene.finish(request_id)
+        return at
+
+    assert [alone(f"r{n}") for n in range(5)] == [0, 1, 2, 0, 1]
+    scene.lost(1)
+    scene.up(1, epoch=1)
+    assert alone("back") == 1  # new under its old id: never used
+
+
 def test_power_of_two_never_draws_the_same_worker_twice() -> None:
     scene = Scene(router("power-of-two"), workers=2)
     for n in range(20):
