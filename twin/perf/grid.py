@@ -9,19 +9,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from policies.errors import ConfigError
 from twin.perf.pieces import steps_on_this_side
 from twin.perf.protocol import FOREVER_STEPS, DecodePiece
-
-
-class _Along(NamedTuple):
-    """A line of points at y: the value there, its slope, and how much further the slope holds (None: for ever)."""
-
-    value: float
-    slope: float
-    room: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +22,14 @@ class Line:
     ys: tuple[float, ...]
     seconds: tuple[float, ...]
 
-    def at(self, y: float) -> _Along:
-        """Value and slope at y, beyond the ends too."""
+    def at(self, y: float) -> tuple[float, float, float | None]:
+        """(value, slope, how much further that slope holds; None: for ever), beyond the ends too."""
         ys, seconds = self.ys, self.seconds
         if len(ys) == 1:
-            return _Along(seconds[0], 0.0, None if y != ys[0] else 0.0)
+            return seconds[0], 0.0, None if y != ys[0] else 0.0
         i = min(max(bisect_right(ys, y) - 1, 0), len(ys) - 2)
         slope = (seconds[i + 1] - seconds[i]) / (ys[i + 1] - ys[i])
-        room = ys[i + 1] - y if y <= ys[-1] else None
-        return _Along(seconds[i] + slope * (y - ys[i]), slope, room)
+        return seconds[i] + slope * (y - ys[i]), slope, ys[i + 1] - y if y <= ys[-1] else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,25 +67,31 @@ class Grid:
 
     def seconds(self, x: float, y: float) -> float:
         """The time at (x, y)."""
-        return self.piece(x, y, 0.0, 0.0).g0
+        i = self._cell(x, 0.0)
+        seconds = self._along(i, x, y)[0]
+        if len(self.xs) > 1 and x != self.xs[i]:
+            t = (x - self.xs[i]) / (self.xs[i + 1] - self.xs[i])
+            seconds += t * (self._along(i + 1, x, y)[0] - seconds)
+        if seconds <= 0.0:
+            raise self._not_positive(seconds, x, y)
+        return seconds
 
     def piece(self, x: float, y: float, dx: float, dy: float) -> DecodePiece:
         """The times at (x + j dx, y + j dy), j = 0, 1, ..., as far as one formula holds (dx, dy >= 0)."""
         i = self._cell(x, dx)
-        low = self._along(i, x, y)
-        limits = [(low.room, dy), (self._room(i, x), dx)]
-        g0, g1, g2 = low.value, low.slope * dy, 0.0
+        g0, slope, room = self._along(i, x, y)
+        g1, g2 = slope * dy, 0.0
+        steps = min(_steps_in(room, dy), _steps_in(self._room(i, x), dx))
         if len(self.xs) > 1 and (dx > 0.0 or x != self.xs[i]):
-            high = self._along(i + 1, x, y)
+            high, high_slope, room = self._along(i + 1, x, y)
             width = self.xs[i + 1] - self.xs[i]
             t, dt = (x - self.xs[i]) / width, dx / width
-            g0 += t * (high.value - low.value)
-            g1 += t * (high.slope - low.slope) * dy + dt * (high.value - low.value)
-            g2 = dt * (high.slope - low.slope) * dy
-            limits.append((high.room, dy))
+            g1 += t * (high_slope - slope) * dy + dt * (high - g0)
+            g2 = dt * (high_slope - slope) * dy
+            g0 += t * (high - g0)
+            steps = min(steps, _steps_in(room, dy))
         if g0 <= 0.0:
-            raise ConfigError(f"{self.where}: extrapolated to {g0:g} s at {self._point(x, y)}; measure nearer to it")
-        steps = min(_steps_in(room, by) for room, by in limits)
+            raise self._not_positive(g0, x, y)
         if self.extrapolate:
             steps = min(steps, steps_on_this_side(g0, g1, g2))
         return DecodePiece(g0, g1, g2, steps)
@@ -117,12 +113,16 @@ class Grid:
             return None
         return self.xs[min(i + 1, len(self.xs) - 1)] - x
 
-    def _along(self, i: int, x: float, y: float) -> _Along:
+    def _along(self, i: int, x: float, y: float) -> tuple[float, float, float | None]:
+        """Line i at y."""
         line = self.lines[i]
         if not self.extrapolate and self.y_name is not None and not line.ys[0] <= y <= line.ys[-1]:
             at = f" at {self.x_name} {self.xs[i]:g}" if self.x_name else ""
             raise ConfigError(self._outside(x, y, f"{self.y_name} {line.ys[0]:g} to {line.ys[-1]:g}{at}"))
         return line.at(y)
+
+    def _not_positive(self, seconds: float, x: float, y: float) -> ConfigError:
+        return ConfigError(f"{self.where}: extrapolated to {seconds:g} s at {self._point(x, y)}; measure nearer to it")
 
     def _point(self, x: float, y: float | None) -> str:
         names = ((self.x_name, x), (self.y_name, y))

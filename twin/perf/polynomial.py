@@ -37,11 +37,12 @@ class PolynomialLatency:
     recomputation is in the decode part with its whole length.
     """
 
-    __slots__ = ("_c", "_pool_tokens", "provenance")
+    __slots__ = ("_c", "_floor_binds", "_pool_tokens", "provenance")
 
     def __init__(self, pool_tokens: int, coefficients: PolynomialCoefficients = DEFAULT_COEFFICIENTS) -> None:
         self._c = coefficients
         self._pool_tokens = pool_tokens
+        self._floor_binds = _lowest_s(coefficients) <= coefficients.decode_floor_s
         usual = coefficients == DEFAULT_COEFFICIENTS
         self.provenance = Provenance(
             name="polynomial",
@@ -74,6 +75,8 @@ class PolynomialLatency:
         u, du = ctx_tokens / self._pool_tokens, batch / self._pool_tokens
         g1 = (2.0 * c.decode_quadratic_s * u + c.decode_linear_s) * du
         g2 = c.decode_quadratic_s * du * du
+        if not self._floor_binds:
+            return DecodePiece(g0, g1, g2, until_full)
         above_s = (c.decode_quadratic_s * u + c.decode_linear_s) * u + c.decode_constant_s - c.decode_floor_s
         if above_s == 0.0:
             return DecodePiece(g0, 0.0, 0.0, 1)
@@ -98,3 +101,12 @@ class PolynomialLatency:
         if batch + resumed:
             step_s += self._decode_s(ctx_tokens + resumed_ctx_tokens)
         return step_s
+
+
+def _lowest_s(c: PolynomialCoefficients) -> float:
+    """The lowest value of the decode parabola for u in [0, 1], before the floor."""
+    a, b = c.decode_quadratic_s, c.decode_linear_s
+    lows = [0.0, 1.0]
+    if a > 0.0 and 0.0 < -b / (2.0 * a) < 1.0:
+        lows.append(-b / (2.0 * a))
+    return min((a * u + b) * u + c.decode_constant_s for u in lows)

@@ -15,7 +15,7 @@ from twin.perf.memory import Placement
 from twin.perf.protocol import FOREVER_STEPS, DecodePiece, PrefillChunk, Provenance
 
 UNCALIBRATED_BAND = "not calibrated here (an uncalibrated prototype was off by 14 % TPOT and 45 % TTFT at the median)"
-"""The published figure for this kind of model without any calibration (means 17 % and 50 %); not one of ours."""
+"""What a prototype of this model without any calibration was measured at (means: 17 % and 50 %); this one was not."""
 
 
 class StepParts(NamedTuple):

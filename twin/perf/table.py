@@ -90,7 +90,7 @@ class TableLatency:
 
     def decode_piece(self, batch: int, ctx_tokens: int) -> DecodePiece:
         if self._decode is None:
-            raise ConfigError(f"{self._where}: no decode points, but {batch} requests decode")
+            raise self._no_decode(batch)
         return self._decode.piece(*self._axes(batch, ctx_tokens))
 
     def step_s(
@@ -111,5 +111,14 @@ class TableLatency:
             past_tokens_mean = pairs / tokens if self._prefill.x_name else 0.0
             step_s = self._prefill.seconds(past_tokens_mean, tokens)
         if batch:
-            step_s += self.decode_piece(batch, ctx_tokens).g0
+            step_s += self._decode_s(batch, ctx_tokens)
         return step_s
+
+    def _decode_s(self, batch: int, ctx_tokens: int) -> float:
+        if self._decode is None:
+            raise self._no_decode(batch)
+        x, y, _, _ = self._axes(batch, ctx_tokens)
+        return self._decode.seconds(x, y)
+
+    def _no_decode(self, batch: int) -> ConfigError:
+        return ConfigError(f"{self._where}: no decode points, but {batch} requests decode")
