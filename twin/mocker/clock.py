@@ -1,8 +1,9 @@
 """The virtual clock and the order of things that happen at one instant.
 
-Everything is ordered by (time, order, sequence): `Order` says what comes first at equal times, SimPy's own counter
-breaks the rest in order of scheduling. Times are absolute: now + (t - now) need not be t in floating point, so events
-are put at t itself.
+Everything is ordered by (time, order, sequence). `Order` says what comes first at equal times. Step ends and step
+starts of different workers come in order of worker id (`Order.STEP_END + worker_id`): when they were scheduled depends
+on leaping and must not matter. SimPy's own counter breaks the rest, in order of scheduling. Times are absolute: now +
+(t - now) need not be t in floating point, so events are put at t itself.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from simpy.events import PENDING, Event
 class Order(IntEnum):
     """What comes first at one instant (ARCHITECTURE: first decisions)."""
 
-    FAULT = 0
-    STEP_END = 1
-    WORKER_READY = 2
-    COMMAND = 3
-    TRANSFER_DONE = 4
-    ARRIVAL = 5
-    LATE = 6
-    TIMER = 7
-    STEP_START = 8
+    FAULT = 0 << 32
+    STEP_END = 1 << 32
+    WORKER_READY = 2 << 32
+    COMMAND = 3 << 32
+    TRANSFER_DONE = 4 << 32
+    ARRIVAL = 5 << 32
+    LATE = 6 << 32
+    TIMER = 7 << 32
+    STEP_START = 8 << 32
 
 
 class Clock(Environment):

@@ -17,9 +17,6 @@ from twin.engine.sequence import Sequence
 from twin.engine.vllm import VllmEngine
 from twin.mocker.clock import Clock, Order, is_pending
 
-_STEP_END = int(Order.STEP_END)
-_STEP_START = int(Order.STEP_START)
-
 
 class MockWorker:
     """A worker of the simulated world.
@@ -28,7 +25,18 @@ class MockWorker:
     will evict cached blocks on its way (`plan.evict_s`).
     """
 
-    __slots__ = ("_clock", "_idle", "_on_evicting", "_on_step", "_plan", "_wake", "engine", "up")
+    __slots__ = (
+        "_clock",
+        "_idle",
+        "_on_evicting",
+        "_on_step",
+        "_plan",
+        "_step_end",
+        "_step_start",
+        "_wake",
+        "engine",
+        "up",
+    )
 
     def __init__(
         self,
@@ -43,6 +51,8 @@ class MockWorker:
         self.up = up
         self._on_step = on_step
         self._on_evicting = on_evicting
+        self._step_end = Order.STEP_END + up.worker_id
+        self._step_start = Order.STEP_START + up.worker_id
         self._plan: StepPlan | None = None
         self._idle = Event(clock)
         self._wake: Event = self._idle
@@ -60,13 +70,13 @@ class MockWorker:
         plan = self._plan
         if plan is None:
             if is_pending(self._idle):
-                self._clock.put(self._idle, self._clock.now, _STEP_START)
+                self._clock.put(self._idle, self._clock.now, self._step_start)
         elif (
             (plan.steps > 1 or plan.settled)
             and not self.engine.head_is_blocked
             and self.engine.truncate(plan, self._clock.now)
         ):
-            self._wake = self._clock.move(self._wake, plan.end_s, _STEP_END)
+            self._wake = self._clock.move(self._wake, plan.end_s, self._step_end)
         return None
 
     def settle(self, plan: StepPlan) -> bool:
@@ -87,13 +97,13 @@ class MockWorker:
             plan = engine.plan(clock.now)
             while plan is not None:
                 self._plan = plan
-                self._wake = clock.at(plan.end_s, _STEP_END)
+                self._wake = clock.at(plan.end_s, self._step_end)
                 if plan.evict_s is not None:
                     self._on_evicting(self, plan)
                 yield self._wake
                 self._plan = None
                 self._on_step(self, engine.commit(plan))
                 if clock.peek() <= clock.now:  # something else is due at this instant: it goes first
-                    yield clock.at(clock.now, _STEP_START)
+                    yield clock.at(clock.now, self._step_start)
                 plan = engine.plan(clock.now)
             self._idle = Event(clock)
