@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from twin.cli import BUILT_IN
+from twin.commands.tree import BUILT_IN
 
 
 def test_version_is_that_of_the_distribution(twin) -> None:

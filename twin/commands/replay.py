@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twin.commands.replay_line import OPTIONS, Values
-from twin.errors import Exit
+from twin.errors import ConfigError, Exit
 
 if TYPE_CHECKING:
     from twin.replay import Replayed
@@ -28,13 +28,14 @@ def replay(values: Values) -> int:
 
         print(show(config), end="")
         return Exit.OK
+    out, name = _path(values, "out"), _name(values)
     from twin.replay import replay as run
 
     with _progress(quiet="quiet" in values) as progress:
         done = run(
             config,
-            out=_path(values, "out"),
-            name=values.get("name"),
+            out=out,
+            name=name,
             html="no_html" not in values,
             journal="journal" in values,
             perfetto="perfetto" in values,
@@ -47,6 +48,18 @@ def replay(values: Values) -> int:
 
 def _path(values: Values, name: str) -> Path | None:
     return Path(values[name]) if name in values else None
+
+
+def _name(values: Values) -> str | None:
+    """The name of the run: one folder below runs/."""
+    name: str | None = values.get("name")
+    if name is None:
+        return None
+    if "out" in values:
+        raise ConfigError(f"--name {name}: has no effect beside --out, which says where the run goes; give one of them")
+    if name in ("", ".", "..") or "/" in name:
+        raise ConfigError(f"--name {name}: must be the name of one folder below runs/; use --out for another place")
+    return name
 
 
 def _tell(done: Replayed, *, json: bool, html: bool) -> int:

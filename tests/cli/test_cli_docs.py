@@ -1,0 +1,50 @@
+"""Documents that describe the command line are made from it, and the commands that the README shows do run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FENCE = re.compile(r"```(?:bash|sh|console)\n(.*?)```", re.DOTALL)
+
+
+def shown_commands(document: Path) -> list[str]:
+    """The lines of a document's shell blocks, without prompts, comments and continuation marks."""
+    blocks = "\n".join(FENCE.findall(document.read_text(encoding="utf-8"))).replace("\\\n", " ")
+    lines = (line.strip().removeprefix("$ ").split("  #")[0].strip() for line in blocks.splitlines())
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def test_the_reference_documents_are_up_to_date(root: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, root / "docs" / "reference.py", "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_make_knows_every_target_that_is_shown(root: Path) -> None:
+    targets = {shlex.split(line)[1] for name in ("README.md", "CONTRIBUTING.md") for line in shown_commands(root / name)
+               if line.startswith("make ")}  # fmt: skip
+    assert {"replay", "test"} <= targets
+    for target in targets:
+        done = subprocess.run(["make", "-n", target], cwd=root, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_readme_run(twin, root: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "cwd"
+    (folder / "traces").mkdir()
+    shutil.copy(root / "traces" / "azure.parquet", folder / "traces")
+    commands = [line for line in shown_commands(root / "README.md") if line.startswith("twin ")]
+    assert len(commands) >= 5
+    for line in commands:
+        ended = twin(*shlex.split(line)[1:])
+        assert ended.code in (0, 3), f"{line}\n{ended.err}"
+        assert ended.err == "" or line.startswith("twin import"), f"{line}\n{ended.err}"
