@@ -35,7 +35,8 @@ class Epoch:
         """In which of the `planned` steps between `start_s` and `end_s` the instant `at_s` falls, from 1."""
         span_s = end_s - start_s
         steps = int(planned * (at_s - start_s) / span_s) + 1 if span_s > 0.0 else planned
-        steps = max(1, min(steps, planned))
+        if steps > planned:
+            steps = planned
         while steps > 1 and self.end_s(steps - 1) >= at_s:
             steps -= 1
         while steps < planned and self.end_s(steps) < at_s:

@@ -60,7 +60,9 @@ class Ledger:
             path = seq.path
             # content that this sequence alone can use need not be findable before it gives its blocks back
             if path.pieces and path.pieces[0][0] is not seq.own:
-                complete = min(upto // self.block_size, path.blocks)
+                complete = upto // self.block_size
+                if complete > path.blocks:
+                    complete = path.blocks
                 if complete > seq.published:
                     self._publish(seq, path.pieces, complete)
         prompt = seq.prompt

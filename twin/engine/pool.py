@@ -211,7 +211,9 @@ class BlockPool:
             oldest = ends.newer
             if oldest is None or oldest is ends:
                 raise InvariantError("pool: nothing left to evict although blocks are counted as evictable")
-            taken = min(blocks, oldest.hi - oldest.lo)
+            taken = oldest.hi - oldest.lo
+            if taken > blocks:
+                taken = blocks
             oldest.hi -= taken
             blocks -= taken
             branch = oldest.branch

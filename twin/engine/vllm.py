@@ -151,7 +151,10 @@ class VllmEngine:
             epoch.begin(piece, step.start_s)
         step.decodes = batch.size
         if self.settings.leap:
-            steps = batch.steps_within(min(batch.next_finish(), piece.steps - epoch.done), pool.free + pool.inactive)
+            steps = batch.next_finish()
+            if piece.steps - epoch.done < steps:
+                steps = piece.steps - epoch.done
+            steps = batch.steps_within(steps, pool.free + pool.inactive)
             if pool.events and steps > 1:
                 until = 1 if pool.removed else batch.steps_within(steps, pool.free) + 1
                 if until < steps:
@@ -221,7 +224,9 @@ class VllmEngine:
         if partial is not None and left > 0:
             pool.take(crossing)
             taken = True
-            want = min(partial.prompt + partial.outputs - partial.computed, left)
+            want = partial.prompt + partial.outputs - partial.computed
+            if want > left:
+                want = left
             left -= want
             work.append((partial, self.ledger.extend(partial, want)))
         waiting = self.waiting
@@ -329,7 +334,8 @@ class VllmEngine:
         seq.order = self._order
         seq.phase = Phase.PREFILL
         self.running[seq] = None
-        return min(seq.prompt + seq.outputs - hit_tokens, left)
+        want = seq.prompt + seq.outputs - hit_tokens
+        return want if want < left else left
 
     # ------------------------------------------------------------ the literal step
 
