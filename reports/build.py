@@ -6,6 +6,7 @@ batches. It decides nothing about definitions.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -109,12 +110,25 @@ def _demand(requests: Columns) -> Demand:
 
 def _counts(requests: Columns) -> Counts:
     by_status = np.bincount(_status(requests), minlength=len(STATUSES))
-    codes, labels = requests.codes("reason")
-    by_reason = np.bincount(codes, minlength=len(labels))
     return Counts(
         **{status: int(count) for status, count in zip(STATUSES, by_status, strict=True)},
-        reasons={label: int(count) for label, count in zip(labels, by_reason, strict=True) if label is not None},
+        reasons=_reasons(requests),
     )
+
+
+def _reasons(requests: Columns) -> dict[str, int]:
+    """Requests by the reason of their end. Reasons that differ only in their numbers count under the first of them,
+    so that ten thousand rejections do not make ten thousand lines.
+    """
+    codes, labels = requests.codes("reason")
+    kinds: dict[str, list[tuple[str, int]]] = {}
+    for label, count in zip(labels, np.bincount(codes, minlength=len(labels)), strict=True):
+        if label is not None:
+            kinds.setdefault(re.sub(r"\d+", "#", label), []).append((label, int(count)))
+    return {
+        same[0][0] + (" (and like it)" if len(same) > 1 else ""): sum(count for _, count in same)
+        for same in kinds.values()
+    }
 
 
 def _throughput(completed: int, tokens: int, makespan: float | None, gpus: int) -> Throughput:

@@ -54,6 +54,12 @@ def _numpy_type(kind: pa.DataType) -> type[np.generic]:
     return np.int64 if pa.types.is_int64(kind) else np.int32
 
 
+def distinct(values: I64) -> I64:
+    """The different values, ascending: np.unique, without the import of numpy.ma that it makes."""
+    ranked = np.sort(values)
+    return ranked[np.concatenate([[True], ranked[1:] != ranked[:-1]])] if len(ranked) else ranked
+
+
 def valid_mask(column: pa.Array) -> Bools:
     """True where the arrow array has a value."""
     bitmap = column.buffers()[0]

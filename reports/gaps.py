@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from policies.errors import InvariantError
-from reports.columns import F64, I64, Columns
+from reports.columns import F64, I64, Columns, distinct
 
 PIECE_VALUES = 1 << 18
 """Values expanded at a time: 2 MB per array, so that a piece stays in cache."""
@@ -170,7 +170,7 @@ def lerp(low: float, high: float, share: float) -> float:
 def _order_statistics(stream: Stream, histogram: I64, entries: I64, ranks: Sequence[int]) -> list[float]:
     """The values at the given ranks (0-based, ascending) of the expanded sample."""
     prefixes, left = _descend(histogram, np.asarray(ranks, dtype=np.int64))
-    held = int(entries[np.unique(prefixes)].sum())
+    held = int(entries[distinct(prefixes)].sum())
     for level in range(1, len(SHIFTS)):
         if held <= KEEP_VALUES:
             return _pick(stream, SHIFTS[level - 1], prefixes, left)
@@ -194,7 +194,7 @@ def _members(keys: I64, shift: int, active: I64) -> tuple[I64, I64]:
 
 
 def _next_digit(stream: Stream, level: int, prefixes: I64, left: I64) -> tuple[I64, I64, int]:
-    active = np.unique(prefixes)
+    active = distinct(prefixes)
     histogram = np.zeros((len(active), DIGIT_BINS), dtype=np.int64)
     entries = np.zeros_like(histogram)
     width = SHIFTS[level - 1] - SHIFTS[level]
@@ -215,7 +215,7 @@ def _next_digit(stream: Stream, level: int, prefixes: I64, left: I64) -> tuple[I
 
 def _pick(stream: Stream, shift: int, prefixes: I64, left: I64) -> list[float]:
     """Collect the values with these prefixes and take the asked ranks of each prefix from them, sorted."""
-    active = np.unique(prefixes)
+    active = distinct(prefixes)
     kept: list[Piece] = []
     for values, weights in stream():
         member, _ = _members(_keys(values), shift, active)

@@ -31,7 +31,9 @@ _CDF_SHARES: Final = np.concatenate([np.linspace(0, 0.9, 91), np.linspace(0.905,
 
 
 def run_charts(record: RunRecord, report: Report) -> list[Chart]:
-    """Every chart of the report page, in reading order."""
+    """Every chart of the report page, in reading order; none for a run without requests."""
+    if not report.demand.requests:
+        return []
     over = timeline(record, tuple(worker.worker_id for worker in report.workers))
     charts = [
         *_distributions(record, report, over),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from reports import metrics
-from reports.columns import F64, I64, Bools, Columns
+from reports.columns import F64, I64, Bools, Columns, distinct
 from reports.record import RunRecord
 from reports.report import RunMeta, WorkerFigures, WorkerMeta
 
@@ -83,7 +83,7 @@ def worker_figures(
     requests, steps = record.requests, _StepTotals(record)
     answered, prefilled = requests.ints("worker_id", null=-1), requests.ints("prefill_worker_id", null=-1)
     known = {worker.worker_id: worker for worker in meta.workers}
-    seen = {int(worker) for column in (answered, prefilled) for worker in np.unique(column)} - {-1}
+    seen = {int(worker) for column in (answered, prefilled) for worker in distinct(column)} - {-1}
     ids = sorted(known.keys() | steps.workers | seen)
     sums = _RequestTotals(requests, completed, np.array(ids, dtype=np.int64), answered, prefilled)
     return tuple(

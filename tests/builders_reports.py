@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from reports.build import LatencyMeta, RunMeta, TraceMeta, WorkerMeta
-from reports.record import RunWriter, finish_run
+from reports.record import RequestRow, RunWriter, StepRow, finish_run
 
 BLOCK_TOKENS = 16
 
@@ -64,6 +64,10 @@ class _Life:
     @property
     def blocks(self) -> int:
         return -(-self.ctx // BLOCK_TOKENS)
+
+    @property
+    def blocks_after_next(self) -> int:
+        return -(-(self.ctx + 1) // BLOCK_TOKENS)
 
     def gone(self, now_s: float) -> bool:
         return self.ask.cancel_at_s is not None and self.ask.cancel_at_s <= now_s
@@ -125,7 +129,7 @@ class _Worker:
             while coming and coming[0].ask.arrival_s <= self.now_s:
                 self._arrive(coming.popleft())
             self._drop_cancelled()
-            if self.waiting and len(self.running) < self.toy.max_seqs and self._fits(self.waiting[0].blocks):
+            if self.waiting and len(self.running) < self.toy.max_seqs and self._fits(self.waiting[0].blocks_after_next):
                 self._prefill(self.waiting.popleft())
             elif self.running:
                 self._decode(coming[0].ask.arrival_s if coming else None)
@@ -188,8 +192,7 @@ class _Worker:
         self._finish()
 
     def _room_for_a_step(self) -> bool:
-        after = sum(-(-(life.ctx + 1) // BLOCK_TOKENS) for life in self.running)
-        return after <= self.toy.total_blocks
+        return sum(life.blocks_after_next for life in self.running) <= self.toy.total_blocks
 
     def _leap_steps(self, next_arrival_s: float | None, ctx: int, batch: int) -> int:
         """Steps until a request finishes, the next one arrives, or a block might be wanted."""
@@ -216,13 +219,14 @@ class _Worker:
         gap: tuple[float, float],
         ctx: int = 0,
     ) -> None:
+        preempted = 0 if kind == "gap" else self.preempted
         self.writer.steps.append(
             (
                 self.id, kind, start_s, self.now_s, steps, decodes, ctx, prefills, prefill_tokens, len(self.running),
-                len(self.waiting), self._active(), 0, self.preempted, gap_tokens, gap[0], gap[1], 0.0,
+                len(self.waiting), self._active(), 0, preempted, gap_tokens, gap[0], gap[1], 0.0,
             )
         )  # fmt: skip
-        self.preempted = 0
+        self.preempted -= preempted
 
     def _finish(self) -> None:
         for life in self.running:
@@ -263,3 +267,21 @@ def draw_asks(count: int, rate_rps: float, seed: int, *, isl: int = 400, osl: in
         asks.append(Ask(round(at_s, 4), tokens, 1 + int(draw.expovariate(1 / osl)), cached))
         at_s += draw.expovariate(rate_rps)
     return asks
+
+
+def request_row(row: int, status: str = "completed", **given: object) -> RequestRow:
+    """A request that arrived at `row` seconds, waited 1, gave its first token after 2 and its fifth after 6."""
+    values: dict[str, object] = {
+        "row": row, "request_id": f"r{row}", "session_id": None, "arrival_s": float(row), "isl": 100, "osl": 5,
+        "status": status, "reason": None, "worker_id": 0, "prefill_worker_id": None, "dispatch_s": row + 0.5,
+        "admit_s": row + 1.0, "first_token_s": row + 2.0, "last_token_s": row + 6.0, "output_tokens": 5,
+        "cached_tokens": 0, "readmissions": 0, "migrations": 0,
+    }  # fmt: skip
+    assert given.keys() <= values.keys()
+    return tuple((values | given).values())  # type: ignore[return-value]
+
+
+def step_row(worker_id: int, start_s: float, end_s: float, kind: str = "step", running: int = 1) -> StepRow:
+    """A step in which `running` requests decode, each of them with a gap of its length."""
+    gap = (end_s - start_s, 0.0, 0.0)
+    return (worker_id, kind, start_s, end_s, 1, running, 0, 0, 0, running, 0, 7, 3, 0, running, *gap)

@@ -1,0 +1,202 @@
+"""The run record: what is written, in which order, in how much memory, and how a broken folder is told."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from builders_reports import request_row, step_row
+from pyarrow import parquet
+
+from policies.errors import ConfigError
+from reports import record
+from reports.record import WINDOW_ROWS, RequestRow, RunRecord, RunWriter, finish_run, read_run_state
+
+
+def written(folder: Path, *requests: RequestRow) -> RunRecord:
+    writer = RunWriter(folder)
+    writer.requests.update({row[0]: row for row in requests})
+    writer.close()
+    return RunRecord(folder)
+
+
+# --- columns ----------------------------------------------------------------------------------------------------------
+
+
+def test_columns_and_types_are_those_of_the_architecture(tmp_path: Path) -> None:
+    written(tmp_path, request_row(0))
+    names = (
+        "row request_id session_id arrival_s isl osl status reason worker_id prefill_worker_id dispatch_s admit_s"
+        " first_token_s last_token_s queue_wait_s ttft_s tpot_s e2e_s output_tokens cached_tokens readmissions"
+        " migrations"
+    )
+    schema = parquet.read_schema(tmp_path / "requests.parquet")
+    assert schema.names == names.split()
+    assert schema.field("worker_id").type == pa.int32()
+    assert parquet.read_schema(tmp_path / "steps.parquet").names == list(record.STEP_COLUMNS)
+
+
+def test_latencies_are_derived_from_the_time_stamps(tmp_path: Path) -> None:
+    columns = written(tmp_path, request_row(0)).requests
+    derived = {name: columns.floats(name)[0] for name in record.DERIVED_COLUMNS}
+    assert derived == {"queue_wait_s": 1.0, "ttft_s": 2.0, "tpot_s": 1.0, "e2e_s": 6.0}
+
+
+def test_undefined_is_null_and_never_zero(tmp_path: Path) -> None:
+    rejected = request_row(
+        0, "rejected", reason="needs 13 blocks, the pool has 10", worker_id=None, dispatch_s=None, admit_s=None,
+        first_token_s=None, last_token_s=None, output_tokens=0, cached_tokens=None,
+    )  # fmt: skip
+    one_token = request_row(1, output_tokens=1, last_token_s=3.0)
+    written(tmp_path, rejected, one_token)
+    first, second = parquet.read_table(tmp_path / "requests.parquet").to_pylist()
+    absent = {name for name, value in first.items() if value is None}
+    assert absent == {
+        "session_id", "worker_id", "prefill_worker_id", "dispatch_s", "admit_s", "first_token_s", "last_token_s",
+        "queue_wait_s", "ttft_s", "tpot_s", "e2e_s", "cached_tokens",
+    }  # fmt: skip
+    assert (second["tpot_s"], second["e2e_s"]) == (None, 2.0)
+
+
+@pytest.mark.parametrize("status", ["cancelled", "failed", "open"])
+def test_what_did_not_complete_keeps_its_first_token_and_no_latency(tmp_path: Path, status: str) -> None:
+    columns = written(tmp_path, request_row(0, status)).requests
+    assert columns.floats("ttft_s")[0] == 2.0
+    assert np.isnan([columns.floats("tpot_s")[0], columns.floats("e2e_s")[0]]).all()
+
+
+def test_times_survive_bit_for_bit(tmp_path: Path) -> None:
+    at_s = 0.1 + 0.2
+    assert written(tmp_path, request_row(0, arrival_s=at_s)).requests.floats("arrival_s")[0] == at_s
+
+
+# --- order and memory -------------------------------------------------------------------------------------------------
+
+
+def test_requests_come_out_in_the_order_of_the_trace(tmp_path: Path) -> None:
+    record_ = written(tmp_path, *(request_row(row) for row in (3, 0, 2, 1)))
+    assert record_.requests.ints("row").tolist() == [0, 1, 2, 3]
+
+
+def test_a_full_window_is_written_and_forgotten(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path)
+    rows = range(WINDOW_ROWS + 10)
+    writer.requests.update({row: request_row(row) for row in rows})
+    writer.spill()
+    assert sorted(writer.requests) == list(rows[WINDOW_ROWS:])
+    writer.close()
+    assert np.array_equal(RunRecord(tmp_path).requests.ints("row"), np.array(rows))
+
+
+def test_a_request_in_flight_holds_back_the_rows_behind_it(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path)
+    writer.requests.update({row: request_row(row) for row in range(1, WINDOW_ROWS + 1)})
+    writer.spill()
+    assert len(writer.requests) == WINDOW_ROWS
+    writer.requests[0] = request_row(0)
+    writer.spill()
+    assert list(writer.requests) == [WINDOW_ROWS]
+
+
+def test_steps_are_written_in_windows_into_the_same_list(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path)
+    put = writer.steps.append
+    for place in range(WINDOW_ROWS):
+        put(step_row(0, place * 0.25, place * 0.25 + 0.25))
+    writer.spill()
+    assert writer.steps == []
+    put(step_row(0, 1e6, 1e6 + 1))
+    writer.close()
+    assert RunRecord(tmp_path).steps.rows == WINDOW_ROWS + 1
+
+
+def test_a_run_without_anything_is_a_whole_folder(tmp_path: Path) -> None:
+    record_ = written(tmp_path)
+    assert (record_.requests.rows, record_.steps.rows, record_.samples.rows) == (0, 0, 0)
+
+
+# --- the folder -------------------------------------------------------------------------------------------------------
+
+
+def test_a_new_run_replaces_what_an_old_one_left(tmp_path: Path) -> None:
+    written(tmp_path, request_row(0))
+    for name in ("report.json", "report.html", "perfetto.json", "notes.txt"):
+        (tmp_path / name).write_text("old", encoding="utf-8")
+    RunWriter(tmp_path).close()
+    assert RunRecord(tmp_path).requests.rows == 0
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {
+        "requests.parquet",
+        "steps.parquet",
+        "decisions.parquet",
+        "samples.parquet",
+        "run.json",
+        "notes.txt",
+    }
+
+
+def test_a_run_is_partial_until_it_is_finished(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path)
+    assert read_run_state(tmp_path).state == "partial"
+    writer.close()
+    assert not RunRecord(tmp_path).complete
+    finish_run(tmp_path, complete=True, cpu_s=1.5, wall_s=2.5)
+    state = RunRecord(tmp_path).state
+    assert (state.state, state.cpu_s, state.wall_s) == ("complete", 1.5, 2.5)
+    plain = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))
+    assert {"host", "versions", "started"} <= plain.keys()
+
+
+def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"cannot write the run there .*--out") as refused:
+        RunWriter(tmp_path / "file" / "run")
+    assert "\n" not in str(refused.value)
+
+
+def test_what_is_missing_is_listed(tmp_path: Path) -> None:
+    written(tmp_path, request_row(0))
+    (tmp_path / "steps.parquet").unlink()
+    (tmp_path / "run.json").unlink()
+    with pytest.raises(ConfigError, match=r"without steps\.parquet, run\.json"):
+        RunRecord(tmp_path)
+    with pytest.raises(ConfigError, match="no such run folder"):
+        RunRecord(tmp_path / "nowhere")
+
+
+def test_a_file_without_its_end_is_told_as_such(tmp_path: Path) -> None:
+    written(tmp_path, request_row(0))
+    whole = (tmp_path / "requests.parquet").read_bytes()
+    (tmp_path / "requests.parquet").write_bytes(whole[:-20])
+    with pytest.raises(ConfigError, match=r"requests\.parquet: not a complete parquet file"):
+        RunRecord(tmp_path)
+
+
+def test_a_foreign_run_json_is_refused(tmp_path: Path) -> None:
+    written(tmp_path, request_row(0))
+    (tmp_path / "run.json").write_text('{"state": 1', encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"run\.json: not a run\.json of ours"):
+        RunRecord(tmp_path)
+
+
+# --- start-up ---------------------------------------------------------------------------------------------------------
+
+
+def test_writing_and_reporting_import_no_pandas_and_no_plots(root: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.path.insert(0, 'tests')\n"
+        "from pathlib import Path\n"
+        "from builders_reports import Ask, run_toy\n"
+        "from reports.build import build_report\n"
+        f"run = run_toy(Path({str(tmp_path)!r}), [Ask(0.0, 100, 11)])\n"
+        "build_report(run.folder, run.meta)\n"
+        "unwanted = {'pandas', 'matplotlib', 'jinja2', 'rich', 'scipy', 'numpy.ma', 'pyarrow.compute'}\n"
+        "print(sorted(unwanted & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
