@@ -172,7 +172,9 @@ def _sla(sla: SlaResult) -> dict[str, object]:
 
 def _limit_row(limit: LimitResult) -> list[str]:
     value = {"s": text.time(limit.value), "share": text.share(limit.value)}.get(limit.unit, text.figures(limit.value))
-    verdict = limit.verdict + (f" ({text.count(limit.unanswered)} without an answer)" if limit.unanswered else "")
+    verdict = limit.verdict + (
+        f" ({text.counted(limit.unanswered, 'request')} without an answer)" if limit.unanswered else ""
+    )
     if limit.statistic is None:
         return [limit.limit_text, value, verdict, "", "", ""]
     counts = (limit.requests_met, limit.requests_missed, limit.requests_undefined)

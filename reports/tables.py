@@ -208,7 +208,7 @@ def limit_line(limit: LimitResult) -> str:
         return line
     line += f"; kept by {text.count(limit.requests_met)}, broken by {text.count(limit.requests_missed)}"
     if limit.unanswered:
-        line += f"; {text.count(limit.unanswered)} without an answer count as broken"
+        line += f"; {text.counted(limit.unanswered, 'request')} without an answer judged as infinitely slow"
     return line
 
 

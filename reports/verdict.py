@@ -42,9 +42,9 @@ class Outcomes:
 class LimitResult:
     """One limit: the run's statistic over completed requests, the verdict, and how many requests kept the limit.
 
-    Percentiles and max are judged with the `unanswered` (rejected, failed, open) requests as infinitely slow, so the
-    verdict can be "missed" although `value` alone would do. The three counts leave cancelled requests out;
-    `undefined` had no such figure.
+    `unanswered` requests (rejected, failed, open) are judged as infinitely slow, so the verdict can be "missed"
+    although `value` alone would do; 0 where they have no part in it: a mean, and the pooled gaps of itl. The three
+    counts leave cancelled requests out; `requests_undefined` had no such figure.
     """
 
     limit_text: str
@@ -111,10 +111,11 @@ def _limit_result(slo: Slo, outcomes: Outcomes, itl: Distribution) -> LimitResul
     values, mine = outcomes.values(slo.metric), ~outcomes.cancelled
     defined = mine & ~np.isnan(values)
     met = int(slo.hold(values[defined]).sum())
-    unanswered = int((mine & ~outcomes.completed).sum())
     sample = values[defined & outcomes.completed]
+    apart = slo.metric == "itl" or slo.statistic == "mean"
+    unanswered = 0 if apart else int((mine & ~outcomes.completed).sum())
     value = _statistic(slo, sample, itl)
-    judged = value if slo.metric == "itl" else _statistic(slo, _with_unanswered(slo, sample, unanswered), itl)
+    judged = _statistic(slo, np.concatenate([sample, np.full(unanswered, np.inf if slo.upper else 0.0)]), itl)
     return LimitResult(
         limit_text=str(slo),
         metric=slo.metric,
@@ -141,13 +142,6 @@ def _statistic(slo: Slo, sample: F64, itl: Distribution) -> float | None:
         return float(sample.mean())
     share = 1.0 if statistic == "max" else float(statistic[1:]) / 100.0
     return quantiles(sample, [share if slo.upper else 1.0 - share])[0]
-
-
-def _with_unanswered(slo: Slo, sample: F64, unanswered: int) -> F64:
-    """The sample when requests without an answer are infinitely slow; a mean stays that of the completed ones."""
-    if slo.statistic == "mean":
-        return sample
-    return np.concatenate([sample, np.full(unanswered, np.inf if slo.upper else 0.0)])
 
 
 def _goodput_result(slo: Slo, attainment: float | None, rate: float | None) -> LimitResult:

@@ -7,6 +7,7 @@ all running requests. It must stay independent of the simulator, so that reports
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections import deque
 from collections.abc import Sequence
@@ -195,14 +196,14 @@ class _Worker:
         return sum(life.blocks_after_next for life in self.running) <= self.toy.total_blocks
 
     def _leap_steps(self, next_arrival_s: float | None, ctx: int, batch: int) -> int:
-        """Steps until a request finishes, the next one arrives, or a block might be wanted."""
+        """Steps until a request finishes, the next one arrives, a client leaves, or a block might be wanted."""
         steps = min(life.ask.osl - len(life.tokens) for life in self.running)
         if self._active() + batch * (steps // BLOCK_TOKENS + 1) > self.toy.total_blocks:
             return 1
-        if next_arrival_s is None:
-            return steps
+        leaving = [life.ask.cancel_at_s for life in self.running if life.ask.cancel_at_s is not None]
+        until_s = min([*leaving, math.inf if next_arrival_s is None else next_arrival_s])
         at_s, step = self.now_s, 0
-        while step < steps and (at_s < next_arrival_s or step == 0):
+        while step < steps and (at_s < until_s or step == 0):
             at_s += self.toy.decode_s + self.toy.decode_s_per_ctx * (ctx + step * batch)
             step += 1
         return step
