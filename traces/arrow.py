@@ -15,6 +15,9 @@ import pyarrow as pa
 
 Flags = npt.NDArray[np.bool_]
 
+INT_LISTS = pa.list_(pa.field("element", pa.int64()))
+"""Lists of int64, with the child named as parquet names it, so that a schema survives being written and read."""
+
 
 def numbers(values: npt.NDArray[Any], missing: Flags | None = None) -> pa.Array:
     """A primitive array of the type of `values`, null where `missing`."""
@@ -37,10 +40,10 @@ def strings(values: Sequence[str | None]) -> pa.Array:
 
 
 def int_lists(lengths: npt.NDArray[np.int64], values: npt.NDArray[np.int64]) -> pa.Array:
-    """`list<int64>` from the items of all lists in a row; an empty list is null."""
+    """Lists of int64 from the items of all lists in a row; an empty list is null."""
     validity, nulls = _validity(lengths == 0)
     buffers = [validity, pa.py_buffer(_offsets(lengths))]
-    return pa.Array.from_buffers(pa.list_(pa.int64()), len(lengths), buffers, nulls, children=[numbers(values)])
+    return pa.Array.from_buffers(INT_LISTS, len(lengths), buffers, nulls, children=[numbers(values)])
 
 
 def valid_flags(array: pa.Array) -> Flags:

@@ -136,6 +136,7 @@ class _Reading:
         self._keep_unended = keep_unended
         self._open: dict[str, _Request] = {}
         self._turn_end_s: dict[str, float] = {}
+        self._turns_open: dict[str, int] = {}
         self._branches: dict[str, int] = {}
         self._arrived = 0
         self._left_out: dict[str, int] = {}
@@ -161,7 +162,8 @@ class _Reading:
     def _take(self, item: Json, line: int) -> None:
         branches = item.get("branches")
         for branch in branches if isinstance(branches, list) else ():
-            self._branches[str(branch.get("hash"))] = branch.get("uid")
+            if isinstance(branch, dict) and isinstance(branch.get("uid"), int):
+                self._branches[str(branch.get("hash"))] = branch["uid"]
         event = _event(item)
         kind, name = event.get("type"), str(event.get("request_id"))
         if kind == _ARRIVED:
@@ -173,15 +175,22 @@ class _Reading:
         request = _Request(line, event)
         self._open[name] = request
         self._arrived += 1
-        end_s = self._turn_end_s.get(str(event.get("session_id")))
-        at_s = event.get("at_s")
-        if end_s is not None and isinstance(at_s, int | float) and at_s >= end_s:
-            request.delay_s = at_s - end_s
+        self._follow(request)
         if self._block is not None and event.get("blocks") is not None:
             try:
                 request.ids = self._ids(event, self._block)
             except (TypeError, ValueError, KeyError, AttributeError):
                 request.wrong = "blocks cannot be followed; the line is damaged, or of another version"
+
+    def _follow(self, request: _Request) -> None:
+        """A turn that came when all turns before it had ended waited for the last of them."""
+        session, at_s = request.event.get("session_id"), request.event.get("at_s")
+        if session is None:
+            return
+        end_s = self._turn_end_s.get(str(session))
+        if end_s is not None and not self._turns_open.get(str(session)) and isinstance(at_s, int | float):
+            request.delay_s = max(0.0, at_s - end_s)
+        self._turns_open[str(session)] = self._turns_open.get(str(session), 0) + 1
 
     def _ids(self, event: Json, block: int) -> list[int]:
         """An id per block: the branch's number and the place in the prompt; one of its own for a partial last block.
@@ -205,8 +214,11 @@ class _Reading:
             if kind in _CUT:
                 self._count(self._remarks, f"{_CUT[kind]}, with the output delivered until then")
         session, at_s = request.event.get("session_id"), event.get("at_s")
+        if session is None:
+            return
+        self._turns_open[str(session)] -= 1
         follows = isinstance(request.osl, int) and request.osl > 0  # only a turn that the trace keeps can be followed
-        if follows and session is not None and isinstance(at_s, int | float):
+        if follows and isinstance(at_s, int | float):
             self._turn_end_s[str(session)] = at_s
 
     def _leaving(self, at_end: bool) -> list[_Request]:

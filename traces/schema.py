@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 
 import pyarrow as pa
 
+from traces.arrow import INT_LISTS
+
 ARRIVAL = "arrival_s"
 """Seconds since the first arrival of the trace; null only for a later turn of a session, which waits for its turn."""
 ISL = "isl"
@@ -32,7 +34,7 @@ SCHEMA = pa.schema(
         pa.field(REQUEST_ID, pa.string()),
         pa.field(SESSION_ID, pa.string()),
         pa.field(DELAY, pa.float64()),
-        pa.field(HASH_IDS, pa.list_(pa.int64())),
+        pa.field(HASH_IDS, INT_LISTS),
         pa.field(MAX_TOKENS, pa.int32()),
         pa.field(PRIORITY, pa.int32()),
         pa.field(LORA, pa.string()),

@@ -104,11 +104,11 @@ def reading(path: Path) -> Iterator[None]:
         raise TraceError(f"{path}: cannot be read as parquet: {_first_line(error)}; the file is damaged") from None
     except UnicodeDecodeError as error:
         raise TraceError(f"{path}: the text is not UTF-8 ({error.reason}); write it as UTF-8") from None
-    except OSError as error:
-        raise TraceError(f"{path}: cannot be read: {error.strerror or _first_line(error)}") from None
     except Exception as error:
-        if type(error).__module__ == "zlib":
+        if type(error).__module__ in ("zlib", "gzip"):
             raise TraceError(f"{path}: the gzip data are damaged ({error}); fetch the file again") from None
+        if isinstance(error, OSError):
+            raise TraceError(f"{path}: cannot be read: {error.strerror or _first_line(error)}") from None
         raise
 
 
@@ -153,7 +153,9 @@ def _look_text(path: Path, head: bytes) -> Source:
     text = head[: cut if cut > 0 else len(head)].decode("utf-8", "replace")
     if "\0" in text or text.count("\ufffd") > _STRAY_SHARE * len(text):
         raise TraceError(f"{path}: this is neither parquet nor UTF-8 text; a trace is parquet, CSV or JSON lines")
-    lines = [line for line in text.splitlines() if line.strip()]
+    lines = [line for line in text.split("\n") if line.strip()]
+    if not lines:
+        raise TraceError(f"{path}: there is nothing but blanks in it; a trace has at least one request")
     if lines[0].lstrip()[0] in "{[":
         return _look_json(path, lines)
     return _look_csv(path, lines)

@@ -185,7 +185,8 @@ def _has_dates(source: Source, name: str) -> bool:
 
 def _block_size(source: Source, options: ReadOptions, names: Mapping[str, str]) -> int | None:
     if HASH_IDS not in names:
-        if options.hash_block_tokens is not None:
+        named = any(name.casefold() == HASH_IDS for name in source.columns)
+        if options.hash_block_tokens is not None and not named:
             asked = options.hash_block_tokens
             raise source.error(f"--hash-block-tokens {asked} has no effect: there is no hash_ids column; leave it out")
         return None
