@@ -56,6 +56,7 @@ def test_k9_credit_decays_with_excess_prefill() -> None:
     load = Load(640, 10, device_blocks=8)
     assert cost(640, 64, load, w, least=0) == 26
     assert cost(640, 64, load, w, least=320) == pytest.approx(24.6667, abs=5e-5)
+    assert costs(w, 640, 64, [640, 320], [10, 10], [0, 0], [8, 8])[0] == cost(640, 64, load, w, least=320)
 
 
 def test_k10_prefill_scale_and_its_older_name() -> None:

@@ -158,6 +158,21 @@ def test_a_hole_in_the_parent_branch_hides_the_child_branch() -> None:
     assert (held.match([1, 2, 8, 9, 9]), held.match([1, 2, 7]), held.match([1, 2, 3])) == (5, 3, 2)
 
 
+def test_branches_that_part_inside_one_block() -> None:
+    """Two keys to a block: the third prompt parts from the second within the block where that parts from the first."""
+    tree, index = ContentTree(1, 2), PrefixIndex()
+    first, second, third = (keys_path(tree, keys) for keys in ([0, 0, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]))
+    index.store(W0, first.runs())
+    index.store(W1, second.runs())
+    index.store(W0, third.runs()[1:])
+    assert index.orphan_stores == 0
+    assert (index.depths(third), index.depths(second)) == ({W0: 2, W1: 1}, {W0: 1, W1: 2})
+    index.remove(W1, first.runs()[:1])
+    index.store(W1, third.runs()[1:])
+    assert index.orphan_stores == 1
+    assert index.depths(third) == {W0: 2}
+
+
 def test_x9_clearing_one_worker_leaves_the_other() -> None:
     held = Held()
     held.store([1, 2])

@@ -246,6 +246,10 @@ def test_counters_tell_whether_overlap_mattered() -> None:
     found = counters(scene)
     assert (found["decisions"], found["overlap_differs"]) == (3, 1)
     assert (found["non_max_overlap"], found["overlap_lost_blocks"]) == (1, 2)
+    scene.finish("load")
+    assert dispatched(scene, "r2").worker_id == 1
+    found = counters(scene)
+    assert (found["overlap_differs"], found["non_max_overlap"], found["overlap_lost_blocks"]) == (2, 1, 2)
 
 
 # ---------------------------------------------------------------- ends
