@@ -12,7 +12,7 @@ from traces.load import ReadOptions, Trace, open_trace
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 MESSY = DATA / "messy"
-FORMS = DATA / "azure_forms"
+FORMS = DATA / "cases"
 
 
 def rows(trace: Trace) -> list[dict[str, object]]:
@@ -113,6 +113,5 @@ def test_the_four_forms_of_one_trace_agree(name: str) -> None:
 
 
 def test_our_copies_are_the_shared_files(shared: Path) -> None:
-    for path in [*MESSY.iterdir(), *FORMS.iterdir()]:
-        folder = "traces/messy" if path.parent == MESSY else "cases/inputs"
-        assert path.read_bytes() == (shared / folder / path.name).read_bytes()
+    for path in MESSY.iterdir():
+        assert path.read_bytes() == (shared / "traces" / "messy" / path.name).read_bytes()
