@@ -46,7 +46,9 @@ lint: $(TEST_READY)
 	@$(BIN)/mypy
 
 bench: $(READY)
-	@$(BIN)/python benchmarks/run.py $(ARGS)
+	@$(BIN)/python benchmarks/replay_azure.py $(if $(wildcard $(or $(DYNATWIN_SHARED),../shared)),,--trace $(TRACE))
+	@$(BIN)/python benchmarks/replay_length.py
+	@$(BIN)/python benchmarks/router_kv.py
 
 clean:
 	rm -rf $(VENV) .ci-venv build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -97,6 +98,12 @@ def one() -> None:
 @several.command("two")
 def two() -> None:
     print("two")
+
+from policies.router.round_robin import RoundRobin
+
+class Always1(RoundRobin):
+    def _choose(self, event, live):
+        return super()._choose(event, live)._replace(at=1, rule="mine")
 '''
 
 
@@ -108,7 +115,8 @@ def plugin(tmp_path: Path) -> dict[str, str]:
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: outside\nVersion: 1.0\n", encoding="utf-8")
     (info / "entry_points.txt").write_text(
-        "[dynatwin.commands]\ngreet = outside:greet\nseveral = outside:several\nbroken = nowhere:command\n",
+        "[dynatwin.commands]\ngreet = outside:greet\nseveral = outside:several\nbroken = nowhere:command\n"
+        "[dynatwin.routers]\nalways-1 = outside:Always1\n",
         encoding="utf-8",
     )
     return {"PYTHONPATH": str(tmp_path)}
@@ -128,3 +136,12 @@ def test_a_broken_plug_in_is_said_so_and_harms_no_other_command(twin, plugin: di
     assert listed.code == 0
     assert "greet" in listed.out
     assert twin("--version", env=plugin).code == 0
+
+
+def test_a_router_of_another_package_routes(twin, plugin: dict[str, str], tmp_path: Path) -> None:
+    trace = tmp_path / "t.csv"
+    trace.write_text("arrival_s,isl,osl\n0,10,2\n1,10,2\n2,10,2\n", encoding="utf-8")
+    ended = twin("replay", trace, "--router", "always-1", "--json", env=plugin)
+    assert ended.code == 0, ended.err
+    assert [worker["requests"] for worker in json.loads(ended.out)["workers"]] == [0, 3, 0, 0]
+    assert "must be round-robin" in twin("replay", trace, "--router", "always-1").complaint
