@@ -163,10 +163,6 @@ class ColumnFile:
     def rows(self) -> int:
         return int(self._file.metadata.num_rows)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._file.schema_arrow.names)
-
     def columns(self) -> Columns:
         """The whole file; a column is read when it is asked for."""
         return Columns(self.rows, _Reader(self._file))
@@ -175,6 +171,3 @@ class ColumnFile:
         """The named columns in batches of at most `rows` rows, in the order of the file."""
         for batch in self._file.iter_batches(batch_size=rows, use_threads=False, columns=list(names)):
             yield Columns(batch.num_rows, _Reader(batch))
-
-    def close(self) -> None:
-        self._file.close()

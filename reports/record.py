@@ -79,7 +79,6 @@ SAMPLE_SCHEMA: Final = pa.schema([("at_s", _F), *((name, _I) for name in STATE_N
 REQUEST_COLUMNS: Final = tuple(REQUEST_SCHEMA.names)
 STEP_COLUMNS: Final = tuple(STEP_SCHEMA.names)
 DECISION_COLUMNS: Final = tuple(DECISION_SCHEMA.names)
-SAMPLE_COLUMNS: Final = tuple(SAMPLE_SCHEMA.names)
 
 DERIVED_COLUMNS: Final = ("queue_wait_s", "ttft_s", "tpot_s", "e2e_s")
 GIVEN_COLUMNS: Final = tuple(name for name in REQUEST_COLUMNS if name not in DERIVED_COLUMNS)
@@ -261,21 +260,26 @@ class RunState:
     wall_s: float | None = None
 
 
-def finish_run(folder: Path, *, complete: bool, cpu_s: float, wall_s: float) -> RunState:
-    """Say in run.json that the run is over; `complete` False keeps it partial (stopped half-way)."""
+def finish_run(
+    folder: Path, *, complete: bool, cpu_s: float, wall_s: float, versions: Mapping[str, str] | None = None
+) -> RunState:
+    """Say in run.json that the run is over; `complete` False keeps it partial (stopped half-way).
+
+    `versions` adds what the caller knows, such as its own version or that of a live engine.
+    """
     before = read_run_state(folder)
     state = RunState(state="complete" if complete else "partial", started=before.started, cpu_s=cpu_s, wall_s=wall_s)
-    write_run_state(folder, state)
+    write_run_state(folder, state, versions or {})
     return state
 
 
-def write_run_state(folder: Path, state: RunState) -> None:
+def write_run_state(folder: Path, state: RunState, versions: Mapping[str, str] | None = None) -> None:
     """Write run.json, whole or not at all."""
     host = {"system": platform.system(), "machine": platform.machine(), "cpus": os.cpu_count()}
-    versions = {"python": platform.python_version(), "numpy": np.__version__, "pyarrow": pa.__version__}
-    text = json.dumps({**asdict(state), "host": host, "versions": versions}, indent=2, sort_keys=True) + "\n"
+    ours = {"python": platform.python_version(), "numpy": np.__version__, "pyarrow": pa.__version__}
+    plain = {**asdict(state), "host": host, "versions": {**ours, **(versions or {})}}
     part = folder / f"{RUN_JSON}.part"
-    part.write_text(text, encoding="utf-8")
+    part.write_text(json.dumps(plain, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     part.replace(folder / RUN_JSON)
 
 

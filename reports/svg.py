@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 from typing import Final, Literal
 
@@ -18,7 +18,7 @@ import numpy as np
 from reports.columns import F64
 
 WIDTH, HEIGHT = 640, 250
-LEFT, RIGHT, TOP, BOTTOM = 68, 16, 10, 38
+LEFT, RIGHT, TOP, BOTTOM = 68, 22, 10, 38
 PLOT_W, PLOT_H = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
 
 MAX_DOTS: Final = 1500
@@ -77,7 +77,6 @@ class Chart:
     note: str = ""
     marks: Sequence[Mark] = ()
     moments: tuple[F64, Sequence[str]] | None = None
-    wide: bool = field(default=False)
 
     @property
     def empty(self) -> bool:

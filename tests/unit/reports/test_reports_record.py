@@ -145,11 +145,12 @@ def test_a_run_is_partial_until_it_is_finished(tmp_path: Path) -> None:
     assert read_run_state(tmp_path).state == "partial"
     writer.close()
     assert not RunRecord(tmp_path).complete
-    finish_run(tmp_path, complete=True, cpu_s=1.5, wall_s=2.5)
+    finish_run(tmp_path, complete=True, cpu_s=1.5, wall_s=2.5, versions={"vllm": "0.12"})
     state = RunRecord(tmp_path).state
     assert (state.state, state.cpu_s, state.wall_s) == ("complete", 1.5, 2.5)
     plain = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))
-    assert {"host", "versions", "started"} <= plain.keys()
+    assert {"host", "started"} <= plain.keys()
+    assert plain["versions"].keys() == {"python", "numpy", "pyarrow", "vllm"}
 
 
 def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from builders_reports import Ask, Toy, draw_asks, run_toy, step_row
 
 from reports.build import build_report
 from reports.record import RunRecord, RunWriter
+from reports.report import Report
 from reports.timeline import Timeline, bucket_count, timeline
 
 TOY = Toy(workers=2, decode_s=0.008, decode_s_per_ctx=1e-6, prefill_s_per_token=2e-4, max_seqs=8, total_blocks=300)
@@ -48,20 +49,21 @@ def test_levels_are_weighted_with_time(run: tuple[RunRecord, Timeline]) -> None:
         assert over.levels["running"][worker].sum() * width == pytest.approx(weighted)
 
 
+def test_a_worker_that_is_not_asked_for_is_left_out(run: tuple[RunRecord, Timeline]) -> None:
+    record, over = run
+    second = timeline(record, (1,), buckets=50)
+    assert np.array_equal(second.busy, over.busy[1:])
+    assert np.array_equal(second.levels["active_blocks"], over.levels["active_blocks"][1:])
+
+
 def test_quantiles_per_bucket_are_near_the_exact_ones(run: tuple[RunRecord, Timeline]) -> None:
     record, over = run
     x, share = over.itl_cdf
     assert share[-1] == 1.0
-    exact = build_report(record.folder, meta_of_folder(record)).latency.itl_s
+    exact = Report.load(record.folder).latency.itl_s
     for quantile, value in ((0.5, exact.p50), (0.95, exact.p95), (0.99, exact.p99)):
         assert x[np.searchsorted(share, quantile)] == pytest.approx(value, rel=0.01)
     assert np.nanmax(over.itl_s[2]) == exact.max
-
-
-def meta_of_folder(record: RunRecord):  # type: ignore[no-untyped-def]
-    from reports.report import Report
-
-    return Report.load(record.folder).meta
 
 
 def test_a_stall_shows_in_its_bucket(tmp_path: Path) -> None:
