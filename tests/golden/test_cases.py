@@ -7,7 +7,6 @@ here, its formula is in tests of the router.
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -42,9 +41,9 @@ def test_c03_a_quiet_minute_stays_in_the_duration(tmp_path: Path) -> None:
 
 
 def test_c03_a_quiet_week_costs_no_computing(tmp_path: Path) -> None:
-    before_s = time.process_time()
     run = toy("c03_gap7d.jsonl", tmp_path / "run")
-    assert time.process_time() - before_s < 2.0  # the case's own limit; a clock that ticks would need minutes
+    assert len(run.rows("steps")) <= 8, "two prompts, two answers: a clock that ticks would have thousands"
+    assert len(run.rows("samples")) <= 10
     assert run.ms("ttft_s") == [100, 100]
     assert run.report.makespan_s == pytest.approx(604_800.2)
     assert run.report.throughput.requests_per_s == pytest.approx(3.306877e-6, rel=1e-6)
