@@ -7,6 +7,7 @@ rule repairs a value.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -76,6 +77,18 @@ class Tally(NamedTuple):
             self.remarks[what] = self.remarks.get(what, 0) + by
 
 
+@dataclass(slots=True)
+class _Turns:
+    """What was found about rows with sessions, by index; `back` gives the latest arrival before the row."""
+
+    far: list[int] = field(default_factory=list)
+    back: dict[int, float | int] = field(default_factory=dict)
+    orphans: list[int] = field(default_factory=list)
+    undelayed: list[int] = field(default_factory=list)
+    untimed: list[int] = field(default_factory=list)
+    firsts: list[int] = field(default_factory=list)
+
+
 class RowChecker:
     """Checks the rows of one reading of one file, chunk by chunk, in file order.
 
@@ -113,12 +126,8 @@ class RowChecker:
         self._fill_osl(rows)
         rows = self._leave_out_zero_output(rows)
         faults = self._row_faults(rows)
-        broken = _flags(rows.count, faults)
-        turns = self._turn_faults(rows, broken)
-        order = self._order_faults(rows, broken | _flags(rows.count, turns))
-        if order:  # a first turn may be among those left out: its later turns then have nothing to follow
-            turns = self._turn_faults(rows, broken | _flags(rows.count, order))
-        faults = [*faults, *turns, *order]
+        bad = _flags(rows.count, faults)
+        faults += self._turn_faults(rows, bad) if _has_turns(rows) else self._order_faults(rows, bad)
         if faults and self._options.on_bad_row == "error":
             raise self._error(rows, faults)
         if faults:
@@ -190,45 +199,79 @@ class RowChecker:
 
         return [Fault("hash_ids too short", short, say)] if len(short) else []
 
+    def _order_faults(self, rows: Rows, bad: Flags) -> list[Fault]:
+        """Arrivals that go back, or lie too far from the first, where every row has an arrival of its own."""
+        arrival = rows.numbers[ARRIVAL]
+        index = np.flatnonzero(arrival.present() & ~bad)
+        if not len(index):
+            return []
+        ticks = arrival.values[index]
+        if self._first is None:
+            self._first = ticks[0]
+        far = np.abs(ticks - self._first) > SPAN_LIMIT_S * self._clock.ticks_per_s
+        faults = [self._too_far(arrival.values, index[far])] if far.any() else []
+        index, ticks = index[~far], ticks[~far]
+        if self._ordered and len(index):
+            before = np.maximum.accumulate(ticks)
+            if self._latest is not None:
+                before = np.maximum(before, self._latest)
+            self._latest = before[-1]
+            back = ticks < before
+            if back.any():
+                latest = dict(zip(index[back].tolist(), before[back], strict=True))
+                faults.append(self._goes_back(arrival.values, latest))
+        return faults
+
     def _turn_faults(self, rows: Rows, bad: Flags) -> list[Fault]:
-        """A row without arrival must be a later turn with a delay; a delay on a first turn means nothing."""
-        sessions = rows.texts.get(SESSION_ID)
-        if sessions is None:
-            return []
+        """The same with turns of sessions among the rows, one row after the other: whether a row may lack an arrival
+        hangs on the rows before it. A delay replaces the arrival of a later turn and means nothing on a first one."""
         arrival, delay = rows.numbers[ARRIVAL], rows.numbers.get(DELAY)
-        timed = arrival.present()
-        delayed = delay.present() if delay is not None else np.zeros(rows.count, np.bool_)
-        if timed.all() and not delayed.any():
-            return []
-        seen = set(self._sessions)
-        orphans, undelayed, untimed, firsts = [], [], [], []
-        for i, name in enumerate(sessions.to_pylist()):
+        timed, ticks = arrival.present().tolist(), arrival.values.tolist()
+        delayed = [False] * rows.count if delay is None else delay.present().tolist()
+        turns = _Turns()
+        for i, name in enumerate(rows.texts[SESSION_ID].to_pylist()):
             if bad[i]:
                 continue
-            later = name is not None and name in seen
-            if later and not delayed[i] and not timed[i]:
-                undelayed.append(i)
-            elif later and delayed[i] and timed[i]:
-                untimed.append(i)
-            elif not later and not timed[i]:
-                orphans.append(i)
-            elif not later and delayed[i]:
-                firsts.append(i)
-            if timed[i] and name is not None:
-                seen.add(name)
-        self._clear(arrival, untimed, "recorded arrivals of later turns give way to their delays")
+            later = name is not None and name in self._sessions
+            if later and delayed[i]:
+                if timed[i]:
+                    turns.untimed.append(i)
+            elif not timed[i]:
+                (turns.undelayed if later else turns.orphans).append(i)
+            elif self._in_order(ticks[i], i, turns):
+                if delayed[i]:
+                    turns.firsts.append(i)
+                if name is not None:
+                    self._sessions.add(name)
+        self._clear(arrival, turns.untimed, "recorded arrivals of later turns give way to their delays")
         if delay is not None:
-            self._clear(delay, firsts, "delays of first turns have nothing to follow")
-        return self._say_turns(np.array(orphans, np.int64), np.array(undelayed, np.int64))
+            self._clear(delay, turns.firsts, "delays of first turns have nothing to follow")
+        return self._say_turns(arrival.values, turns)
 
-    def _say_turns(self, orphans: Ints, undelayed: Ints) -> list[Fault]:
+    def _in_order(self, tick: float | int, i: int, turns: _Turns) -> bool:
+        if self._first is None:
+            self._first = tick
+        if abs(tick - self._first) > SPAN_LIMIT_S * self._clock.ticks_per_s:
+            turns.far.append(i)
+            return False
+        if self._ordered and self._latest is not None and tick < self._latest:
+            turns.back[i] = self._latest
+            return False
+        self._latest = tick
+        return True
+
+    def _say_turns(self, ticks: NumberArray, turns: _Turns) -> list[Fault]:
         arrival, delay = self._name(ARRIVAL), self._name(DELAY)
         faults = []
-        if len(orphans):
-            faults.append(Fault("arrival_s missing", orphans, lambda _: f"{arrival} is missing"))
-        if len(undelayed):
+        if turns.far:
+            faults.append(self._too_far(ticks, np.array(turns.far)))
+        if turns.back:
+            faults.append(self._goes_back(ticks, turns.back))
+        if turns.orphans:
+            faults.append(Fault("arrival_s missing", np.array(turns.orphans), lambda _: f"{arrival} is missing"))
+        if turns.undelayed:
             said = f"{arrival} and {delay} are missing, a later turn needs one of them"
-            faults.append(Fault("delay_s missing", undelayed, lambda _: said))
+            faults.append(Fault("delay_s missing", np.array(turns.undelayed), lambda _: said))
         return faults
 
     def _clear(self, column: Numbers, index: list[int], remark: str) -> None:
@@ -237,36 +280,14 @@ class RowChecker:
             column.missing[index] = True
             self._tally.remark(remark, len(index))
 
-    def _order_faults(self, rows: Rows, bad: Flags) -> list[Fault]:
-        arrival = rows.numbers[ARRIVAL]
-        index = np.flatnonzero(arrival.present() & ~bad)
-        if not len(index):
-            return []
-        ticks = arrival.values[index]
-        if self._first is None:
-            self._first = ticks[0] if self._ordered else ticks.min()
-        far = np.abs(ticks - self._first) > SPAN_LIMIT_S * self._clock.ticks_per_s
-        faults = [self._too_far(arrival.values, index[far])] if far.any() else []
-        if not self._ordered:
-            return faults
-        index, ticks = index[~far], ticks[~far]
-        if len(index):
-            before = np.maximum.accumulate(ticks)
-            if self._latest is not None:
-                before = np.maximum(before, self._latest)
-            self._latest = before[-1]
-            back = ticks < before
-            if back.any():
-                faults.append(self._goes_back(arrival.values, index[back], before[back]))
-        return faults
-
     def _too_far(self, ticks: NumberArray, index: Ints) -> Fault:
         name, show, first = self._name(ARRIVAL), self._clock.show, self._first or 0
         limit = f"more than {SPAN_LIMIT_S:.0f} s away from the first, {show(first)}"
         return Fault("arrival_s too far", index, lambda i: f"{name} is {show(ticks[i])}, {limit}")
 
-    def _goes_back(self, ticks: NumberArray, index: Ints, before: NumberArray) -> Fault:
-        name, show, latest = self._name(ARRIVAL), self._clock.show, dict(zip(index.tolist(), before, strict=True))
+    def _goes_back(self, ticks: NumberArray, latest: Mapping[int, float | int]) -> Fault:
+        name, show = self._name(ARRIVAL), self._clock.show
+        index = np.array(list(latest))
         return Fault(
             "arrival_s goes back", index, lambda i: f"{name} goes back from {show(latest[i])} to {show(ticks[i])}"
         )
@@ -341,6 +362,14 @@ def plain(value: float | int) -> str:
     if isinstance(value, int | np.integer):
         return str(int(value))
     return str(int(number)) if number.is_integer() and abs(number) < 1e15 else repr(number)
+
+
+def _has_turns(rows: Rows) -> bool:
+    """Whether any row lacks an arrival or has a delay, so that sessions matter."""
+    delay = rows.numbers.get(DELAY)
+    if SESSION_ID not in rows.texts:
+        return False
+    return not rows.numbers[ARRIVAL].present().all() or (delay is not None and bool(delay.present().any()))
 
 
 def _flags(count: int, faults: Sequence[Fault]) -> Flags:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Fit = Mapping[str, Any]
-"""Fitted figures as JSON has them; `traces/fits/README.md` says what they mean."""
+"""Fitted figures as JSON has them; `traces/README.md` says what they mean."""
 
 _BELOW_ONE = 1 - 2.0**-53
 

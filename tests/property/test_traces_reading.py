@@ -151,3 +151,38 @@ def test_no_file_raises_anything_but_a_trace_error(
         except TraceError as error:
             said = str(error)
         assert said is None or (str(path) in said and "\n" not in said)
+
+
+NUMBER = st.one_of(st.integers(0, 20), st.integers(0, 20), st.none(), st.just(-1))
+TURN = st.fixed_dictionaries(
+    {"input_length": st.integers(1, 20), "output_length": st.integers(0, 2)},
+    optional={"timestamp": NUMBER, "session_id": st.sampled_from(["a", "b"]), "delay": NUMBER},
+)
+
+
+@given(st.lists(TURN, min_size=1, max_size=15), st.booleans(), st.integers(1, 4))
+def test_turns_keep_their_laws_whatever_the_batch_size(turns: list[dict[str, object]], sort: bool, size: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "t.jsonl"
+        path.write_text("".join(json.dumps(turn) + "\n" for turn in turns))
+        trace = open_trace(path, ReadOptions(on_bad_row="skip", sort=sort))
+        try:
+            rows = [row for batch in trace.batches(1000) for row in batch.to_pylist()]
+        except TraceError:
+            return
+        skipped, remarks = dict(trace.skipped), dict(trace.remarks)
+        assert [row for batch in trace.batches(size) for row in batch.to_pylist()] == rows
+        assert (trace.skipped, trace.remarks) == (skipped, remarks)
+        assert len(rows) + sum(skipped.values()) == len(turns)
+    assert rows[0]["arrival_s"] == 0
+    seen: set[str] = set()
+    latest_s = 0.0
+    for row in rows:
+        if row["arrival_s"] is None:
+            assert row["session_id"] in seen
+            assert row["delay_s"] >= 0
+        else:
+            assert row["delay_s"] is None
+            assert row["arrival_s"] >= latest_s
+            latest_s = row["arrival_s"]
+        seen.add(row["session_id"])
