@@ -45,7 +45,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchedMetric:
-    """One latency of the same requests in both runs: `rows` have it in both, `only_a` and `only_b` in one.
+    """One latency of the same requests in both runs: `rows` completed with it in both, `only_a`, `only_b` in one.
 
     `max_relative` is the largest |b - a| / max(a, 1 ms); `mean_difference` is the mean of b - a, with its interval.
     """
@@ -136,10 +136,11 @@ def _notes(
 
 
 def _differences(a: Report, b: Report, matched: Matched | None) -> Iterator[Difference]:
+    whole = matched is not None and matched.rows == a.demand.requests == b.demand.requests
     paired = {
         metric.name: metric.mean_difference_ci95_s
-        for metric in (matched.metrics if matched else ())
-        if not metric.only_a and not metric.only_b
+        for metric in (matched.metrics if matched and whole else ())
+        if not metric.only_a and not metric.only_b  # else the means are not of the same requests
     }
     for name in ("ttft_s", "tpot_s", "itl_s", "e2e_s", "queue_wait_s"):
         first, second = getattr(a.latency, name), getattr(b.latency, name)
@@ -207,6 +208,7 @@ def _matched(a: Columns, b: Columns) -> Matched | None:
     arrivals = a.floats("arrival_s")[:rows], b.floats("arrival_s")[:rows]
     status = [[texts[code] for code in codes[:rows]] for codes, texts in (a.codes("status"), b.codes("status"))]
     workers = a.ints("worker_id", null=-1)[:rows], b.ints("worker_id", null=-1)[:rows]
+    done = [np.array([one == "completed" for one in column]) for column in status]
     names = {"TTFT": "ttft_s", "TPOT": "tpot_s", "E2E": "e2e_s", "queue wait": "queue_wait_s"}
     return Matched(
         rows=rows,
@@ -214,7 +216,12 @@ def _matched(a: Columns, b: Columns) -> Matched | None:
         same_status_share=sum(x == y for x, y in zip(*status, strict=True)) / rows,
         same_worker_share=float((workers[0] == workers[1]).mean()),
         metrics=tuple(
-            _matched_metric(label, a.floats(name)[:rows], b.floats(name)[:rows]) for label, name in names.items()
+            _matched_metric(
+                label,
+                np.where(done[0], a.floats(name)[:rows], np.nan),
+                np.where(done[1], b.floats(name)[:rows], np.nan),
+            )
+            for label, name in names.items()
         ),
     )
 

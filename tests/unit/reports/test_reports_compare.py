@@ -92,6 +92,30 @@ def test_a_shorter_run_is_matched_as_far_as_it_goes(folders: dict[str, Path], tm
     )  # fmt: skip
 
 
+def test_means_of_other_sets_of_requests_are_not_judged_by_matched_ones(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    part = put(tmp_path / "part", ASKS[:400], FOUR)  # its 400 answers are equal in both runs, the means are not
+    comparison = compare(folders["four"], part)
+    assert comparison.matched is not None
+    assert comparison.matched.metrics[0].equal_share == 1.0
+    ttft = named(comparison, "TTFT mean")
+    assert ttft.absolute != 0
+    intervals = [named(compare(folder, folder), "TTFT mean") for folder in (folders["four"], part)]
+    assert ttft.inside is True
+    assert all(one.spread == 0 for one in intervals)
+    assert ttft.spread > abs(ttft.absolute)
+
+
+def test_what_completed_in_one_run_only_is_counted_apart(folders: dict[str, Path], tmp_path: Path) -> None:
+    leaves = [replace(ask, cancel_at_s=ask.arrival_s + 0.05) if row == 30 else ask for row, ask in enumerate(ASKS)]
+    comparison = compare(folders["four"], put(tmp_path / "leaves", leaves, FOUR))
+    assert comparison.matched is not None
+    e2e = next(one for one in comparison.matched.metrics if one.name == "E2E")
+    assert (e2e.rows, e2e.only_a, e2e.only_b) == (599, 1, 0)
+    assert named(comparison, "cancelled").absolute == 1
+
+
 def test_other_arrivals_are_said(folders: dict[str, Path], tmp_path: Path) -> None:
     later = put(tmp_path / "later", [replace(ask, arrival_s=ask.arrival_s * 2) for ask in ASKS], FOUR)
     comparison = compare(folders["four"], later)
