@@ -48,7 +48,7 @@ def _group(group: WorkerGroup) -> Iterator[tuple[str, str]]:
         for name in _changed(group.engine, ("gpu_memory_utilization",)):
             yield f"{shown}.engine.{name}", "kv_blocks says how large the pool is"
         if group.latency.model in PURE_TIME_MODELS:
-            for name in _changed(group, ("model", "gpu", "weights", "kv")):
+            for name in _changed(group, ("model", "gpu", "weights", "kv", "ep")):
                 yield (
                     f"{shown}.{name}",
                     f"kv_blocks sets the pool, and the {group.latency.model} latency model knows no hardware",

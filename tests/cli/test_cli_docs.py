@@ -55,3 +55,15 @@ def test_the_commands_of_the_readme_run(root: Path, tmp_path: Path) -> None:
         )
         assert done.returncode in ((0, 3) if "--sla" in line else (0,)), f"{line}\n{done.stderr}"
         assert done.stderr == "" or line.startswith("twin import"), f"{line}\n{done.stderr}"
+
+
+@pytest.mark.slow
+def test_the_output_that_the_readme_shows_is_what_is_printed(root: Path, tmp_path: Path) -> None:
+    text = (root / "README.md").read_text(encoding="utf-8")
+    shown = re.findall(r"<!-- printed by: twin (.*?) -->\n```text\n(.*?)```", text, re.DOTALL)
+    assert shown
+    for line, output in shown:
+        command = [sys.executable, "-m", "twin.cli", *shlex.split(line), "--no-html", "--out", str(tmp_path / "run")]
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert output in done.stdout
