@@ -27,6 +27,7 @@ from reports.report import Report
 from reports.sla import Sla, parse_sla
 from traces.load import ReadOptions, Trace, open_trace
 from traces.transform import transform
+from twin import __version__
 from twin.cluster import Group, build_groups
 from twin.config import Config, TraceConfig
 from twin.config_text import to_plain, to_toml
@@ -87,18 +88,19 @@ def replay(
                 world.abandon()
             writer.close()
             (folder / CONFIG_TOML).write_text(to_toml(config), encoding="utf-8")
-    report = _report(config, folder, trace, groups, policy, sla)
+    report = _report(config, folder, trace, groups, policy, sla, hash_known=world.keyed)
     if perfetto:
         from reports.perfetto import write_perfetto
 
-        write_perfetto(folder)
+        write_perfetto(folder, {worker.worker_id: worker.name for worker in report.meta.workers})
     if html:
         from reports.html import write_html
 
-        write_html(folder, report)
+        write_html(folder, report, complete=complete)
     ended = os.times()
     cpu_s = ended.user + ended.system - started.user - started.system
-    finish_run(folder, complete=complete, cpu_s=cpu_s, wall_s=time.monotonic() - began)
+    versions = {"dynatwin": __version__, "xxhash": xxhash.VERSION}
+    finish_run(folder, complete=complete, cpu_s=cpu_s, wall_s=time.monotonic() - began, versions=versions)
     return Replayed(folder=folder, report=report, complete=complete)
 
 
@@ -196,9 +198,15 @@ def _run(world: MockWorld) -> bool:
 
 
 def _report(
-    config: Config, folder: Path, trace: Trace, groups: tuple[Group, ...], policy: Policy, sla: Sla | None
+    config: Config,
+    folder: Path,
+    trace: Trace,
+    groups: tuple[Group, ...],
+    policy: Policy,
+    sla: Sla | None,
+    *,
+    hash_known: bool,
 ) -> Report:
-    hash_known = trace.info.hash_block_tokens is not None
     no_effect = []
     if config.trace.hash_block_tokens is not None and not hash_known:
         no_effect.append("trace.hash_block_tokens has no effect: the trace has no hash ids")
@@ -214,10 +222,8 @@ def _journal_sink(folder: Path, config: Config, policy: Policy, *, wanted: bool)
     if not wanted:
         yield None
         return
-    from importlib.metadata import version
-
     header = Header(
-        versions={"dynatwin": version("dynatwin")},
+        versions={"dynatwin": __version__},
         config=to_plain(config),
         seed=config.seed,
         policies=(config.router.mode,),

@@ -36,14 +36,14 @@ class Clock(Environment):
         """Let a pending event happen at `at_s`."""
         event._ok = True
         event._value = None
-        heappush(self._queue, (at_s, order, next(self._eid), event))  # type: ignore[misc, arg-type]
+        heappush(self._queue, (at_s, order, next(self._eid), event))  # type: ignore[misc]
 
     def at(self, at_s: float, order: int) -> Event:
         """A new event that happens at `at_s`."""
         event = Event(self)
         event._ok = True
         event._value = None
-        heappush(self._queue, (at_s, order, next(self._eid), event))  # type: ignore[misc, arg-type]
+        heappush(self._queue, (at_s, order, next(self._eid), event))  # type: ignore[misc]
         return event
 
     def move(self, event: Event, at_s: float, order: int) -> Event:

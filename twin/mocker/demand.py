@@ -1,15 +1,17 @@
 """Demand: trace rows as the world takes them in, with sessions and the closed loop.
 
-Rows stream from record batches; only traces whose later turns have no time of their own are read whole, because a turn
-may stand anywhere in the file. Nothing here knows workers.
+Rows stream from record batches. From the first row of a session on, a trace is read to its end: a later turn may stand
+anywhere in the file. Nothing here knows workers.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from traces.arrow import valid_flags, values_under
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,12 +36,14 @@ class Row(NamedTuple):
 class Demand:
     """Hands out rows: `open_loop()` by time, or `units()` for the closed loop.
 
-    A unit is one row, or all turns of a session. After a turn ends, `next_turn` gives the one behind it.
+    A unit is one row, or all turns of a session. After a turn ends, `next_turn` gives the one behind it. `keyed` tells,
+    once rows have been handed out, whether any of them had hash ids.
     """
 
     def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:
         self._batches = batches
         self._turns: dict[str, deque[Row]] = {}
+        self.keyed = False
 
     def rows(self) -> Iterable[Row]:
         """All rows in file order."""
@@ -48,49 +52,44 @@ class Demand:
     def open_loop(self) -> Iterator[Row]:
         """Rows that have a time, in order of time; later turns are kept for `next_turn`."""
         rows = iter(self.rows())
-        first = next(rows, None)
-        if first is None:
-            return
-        if first.session_id is None:
-            yield first
-            for row in rows:
-                yield row
-            return
-        timed: list[Row] = []
-        seen: set[str] = set()
-        for row in (first, *rows):
-            session = row.session_id
-            if session is not None and session in seen and (row.arrival_s is None or row.delay_s is not None):
-                self._turns.setdefault(session, deque()).append(row)
-            else:
-                timed.append(row)
-                if session is not None:
-                    seen.add(session)
-        timed.sort(key=_arrival)
-        yield from timed
+        for row in rows:
+            if row.session_id is not None:
+                yield from sorted(self._heads(chain((row,), rows), timed_turns=True), key=_arrival)
+                return
+            if row.keys is not None:
+                self.keyed = True
+            yield row
 
     def units(self) -> Iterator[Row]:
         """First rows of units in file order; times are ignored."""
         rows = iter(self.rows())
-        first = next(rows, None)
-        if first is None:
-            return
-        if first.session_id is None:
-            yield first
-            for row in rows:
-                yield row
-            return
+        for row in rows:
+            if row.session_id is not None:
+                yield from self._heads(chain((row,), rows), timed_turns=False)
+                return
+            if row.keys is not None:
+                self.keyed = True
+            yield row
+
+    def _heads(self, rows: Iterable[Row], *, timed_turns: bool) -> list[Row]:
+        """Read to the end: later turns go to `_turns`, the rest comes back in file order.
+
+        With `timed_turns` a turn that has a time and no delay is no follower: it comes when it was recorded.
+        """
         heads: list[Row] = []
         seen: set[str] = set()
-        for row in (first, *rows):
+        for row in rows:
+            if row.keys is not None:
+                self.keyed = True
             session = row.session_id
-            if session is not None and session in seen:
+            follows = row.arrival_s is None or row.delay_s is not None or not timed_turns
+            if session is not None and session in seen and follows:
                 self._turns.setdefault(session, deque()).append(row)
             else:
                 heads.append(row)
                 if session is not None:
                     seen.add(session)
-        yield from heads
+        return heads
 
     def next_turn(self, session_id: str | None) -> Row | None:
         """The turn that follows now that a turn of this session has ended; None when it was the last."""
@@ -118,7 +117,7 @@ def read_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
             continue
         names = batch.schema.names
 
-        def column(name: str, default: object, names: list[str] = names, batch: pa.RecordBatch = batch) -> list:
+        def column(name: str, default: object, names: list[str] = names, batch: pa.RecordBatch = batch) -> list[Any]:
             return batch.column(name).to_pylist() if name in names else [default] * batch.num_rows
 
         numbers = range(number, number + size)
@@ -131,7 +130,7 @@ def read_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
                 column("arrival_s", None),
                 column("isl", 0),
                 column("osl", 0),
-                _key_lists(batch) if "hash_ids" in names else [None] * size,
+                _key_lists(batch.column("hash_ids")) if "hash_ids" in names else [None] * size,
                 column("session_id", None),
                 column("delay_s", None),
                 column("max_tokens", None),
@@ -143,12 +142,11 @@ def read_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
         number += size
 
 
-def _key_lists(batch: pa.RecordBatch) -> list[list[int] | None]:
+def _key_lists(ids: pa.ListArray) -> list[list[int] | None]:
     """The hash ids of each row as a list; None where a row has none."""
-    ids = batch.column("hash_ids")
-    values = ids.values.to_numpy(zero_copy_only=False).tolist()
+    values = values_under(ids.values).tolist()
     offsets = ids.offsets.to_pylist()
     if ids.null_count:
-        valid = ids.is_valid().to_pylist()
-        return [values[a:b] if ok and b > a else None for a, b, ok in zip(offsets, offsets[1:], valid, strict=False)]
+        bounds = zip(offsets, offsets[1:], valid_flags(ids), strict=False)
+        return [values[a:b] if ok and b > a else None for a, b, ok in bounds]
     return [values[a:b] if b > a else None for a, b in pairwise(offsets)]

@@ -7,9 +7,11 @@ in the order of `clock.Order`. It decides nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass
 from heapq import heappop, heappush
+
+from simpy.events import Event as SimEvent
 
 from policies.cluster.actions import Action, Dispatch, Reject, SetTimer
 from policies.cluster.blocks import NO_BLOCKS, BlockPath, ContentTree
@@ -135,6 +137,11 @@ class MockWorld:
             else:
                 self._call(spec.ready_s, _READY, lambda spec=spec: self._start_worker(spec))  # type: ignore[misc]
 
+    @property
+    def keyed(self) -> bool:
+        """Whether any row that arrived had hash ids."""
+        return self._has_keys and self._demand.keyed
+
     # ------------------------------------------------------------ running
 
     def run(self) -> None:
@@ -178,7 +185,7 @@ class MockWorld:
 
     # ------------------------------------------------------------ arrivals
 
-    def _open_loop(self):  # type: ignore[no-untyped-def]  # a SimPy process
+    def _open_loop(self) -> Generator[SimEvent, None, None]:
         clock = self.clock
         for row in self._demand.open_loop():
             at_s = instant(row.arrival_s or 0.0)
@@ -187,7 +194,7 @@ class MockWorld:
             self._arrive(row)
         self._arriving = False
 
-    def _closed_loop(self):  # type: ignore[no-untyped-def]  # a SimPy process
+    def _closed_loop(self) -> Generator[SimEvent, None, None]:
         self._units = self._demand.units()
         yield self.clock.at(0.0, _ARRIVAL)
         for _ in range(self._concurrency or 0):
@@ -205,6 +212,8 @@ class MockWorld:
             self._learn_evictions(now_s)
         path = self._tree.path(row.keys, row.isl) if row.keys is not None and self._has_keys else None
         request_id = RequestId(row.request_id)
+        if request_id in self.open:  # the trace repeats an id; ours must be unique while it is open
+            request_id = RequestId(f"{row.request_id}#{row.row}")
         self.open[request_id] = OpenRequest(row, now_s, path)
         self._post(
             RequestArrived(
@@ -294,7 +303,7 @@ class MockWorld:
 
     def _call(self, at_s: float, order: int, what: Callable[[], None]) -> None:
         event = self.clock.at(at_s, order)
-        event.callbacks.append(lambda _: what())  # type: ignore[union-attr]
+        event.callbacks.append(lambda _: what())
 
     # ------------------------------------------------------------ workers
 
