@@ -6,6 +6,7 @@ One latency model and one pool size per group; its workers share them. Nothing h
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from policies.cluster.ids import Role, WorkerId
 from twin.config import Config, WorkerGroup
@@ -72,6 +73,7 @@ def _settings(group: WorkerGroup, *, peer: bool, leap: bool) -> EngineSettings:
     engine = group.engine
     blocks = engine.kv_blocks
     if blocks is None:
+        hardware = group.latency.params.get("hardware")  # the user's own GPUs count for memory too
         tokens = kv_pool_tokens(
             engine=engine.kind,
             model=group.model,
@@ -85,6 +87,7 @@ def _settings(group: WorkerGroup, *, peer: bool, leap: bool) -> EngineSettings:
             block_size=engine.block_size,
             max_num_seqs=engine.max_num_seqs,
             gpu_memory_utilization=engine.gpu_memory_utilization,
+            hardware=Path(str(hardware)) if hardware else None,
         )
         blocks = tokens // engine.block_size
     return EngineSettings(

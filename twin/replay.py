@@ -71,6 +71,8 @@ def replay(
     began = time.monotonic()
     if config.trace.path is None:
         raise ConfigError("no trace given: pass a file, or set trace.path")
+    if config.router.mode == "direct":
+        raise ConfigError("router.mode = direct: no trace names a worker for each request; choose another mode")
     sla = parse_sla(config.sla) if config.sla is not None else None
     trace = open_trace(config.trace.path, read_options(config.trace))
     groups = build_groups(config, leap=leap)
