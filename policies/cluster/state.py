@@ -132,7 +132,10 @@ class Cluster(ClusterView):
             self._workers[event.worker_id] = WorkerView(event)
             self._live = None
         elif isinstance(event, WorkerDraining):
-            _set_draining(self._workers[event.worker_id], True)
+            worker = self._workers.get(event.worker_id)
+            if worker is None:
+                raise InvariantError(f"{event!r}: no such worker; it was lost before, or never came up")
+            _set_draining(worker, True)
             self._live = None
         elif isinstance(event, WorkerLost):
             self._workers.pop(event.worker_id, None)
