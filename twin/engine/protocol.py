@@ -1,0 +1,88 @@
+"""What every simulated engine can do, whatever its scheduler.
+
+The caller owns the clock: it submits, plans, waits, commits, and cuts leaps short when something happens. An engine never
+knows other engines; a hand-off between two of them is carried out by `twin.mocker.handoff` with the moves below.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from twin.engine.batch import DecodeBatch
+from twin.engine.plan import Outcome, StepPlan
+from twin.engine.sequence import Sequence
+
+
+class Engine(Protocol):
+    """One engine replica (or rank)."""
+
+    @property
+    def batch(self) -> DecodeBatch:
+        """The standing decode batch; empty when the engine has ended everything."""
+        ...
+
+    @property
+    def idle(self) -> bool:
+        """Nothing runs and nothing waits. Held and reserved blocks may be there all the same."""
+        ...
+
+    @property
+    def head_is_blocked(self) -> bool:
+        """Whether whoever waits cannot enter before the batch changes, so that a newcomer behind changes nothing."""
+        ...
+
+    # ------------------------------------------------------------ requests
+
+    def submit(self, seq: Sequence) -> str | None:
+        """Queue a request; returns the reason when it can never run here (it is then not queued)."""
+        ...
+
+    def cancel(self, seq: Sequence) -> None:
+        """Forget a request in whatever state it is (waiting, running, held, reserved) and free its blocks.
+
+        Between steps only: the caller cuts a leap short and cancels when the step has been committed.
+        """
+        ...
+
+    # ------------------------------------------------------------ steps
+
+    def plan(self, now_s: float) -> StepPlan | None:
+        """Decide the next step or leap and take what it needs; None when there is nothing to do."""
+        ...
+
+    def truncate(self, step: StepPlan, at_s: float) -> bool:
+        """Shorten a planned leap to the step in which `at_s` falls; returns whether its end has moved."""
+        ...
+
+    def settle(self, step: StepPlan, at_s: float) -> None:
+        """Account for the steps of a planned leap that have ended by `at_s`; its end does not move."""
+        ...
+
+    def commit(self, step: StepPlan) -> Outcome:
+        """The planned step is over: hand out its tokens, let the finished go."""
+        ...
+
+    def load(self, step: StepPlan | None, at_s: float) -> tuple[int, int, int, int]:
+        """Running, waiting, active and cached blocks at `at_s`, within the planned `step`. Touches nothing."""
+        ...
+
+    # ------------------------------------------------------------ hand-off
+
+    def release(self, seq: Sequence) -> None:
+        """Source side: the KV of a held sequence has been fetched (or given up): its blocks are free again."""
+        ...
+
+    def reserve(self, seq: Sequence) -> bool:
+        """Destination side: take room for the whole prompt now, without preempting anybody; False if it does not fit."""
+        ...
+
+    def activate(self, seq: Sequence) -> bool:
+        """Destination side: the KV has arrived; the request enters waiting in the order in which it asked for room.
+
+        Returns whether that gave blocks back.
+        """
+        ...
+
+    def audit(self) -> None:
+        """Recount blocks; raises InvariantError where a count is off."""
+        ...
