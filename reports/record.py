@@ -1,8 +1,8 @@
 """The run record: what became of every request, step and decision, as parquet in one folder.
 
 Writing is on the replay's hot path: rows are plain tuples until there are enough for a row group, and memory stays
-bounded by the requests in flight plus one window. Nothing here may compute a metric of its own (reports/metrics.py)
-or import pandas.
+bounded by the requests in flight plus one window. Nothing here may compute a metric of its own (reports/metrics.py),
+and nothing but `RunRecord.frame`, which is for notebooks, may import pandas.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from reports.columns import F64, ColumnFile, Columns, numbers_to_arrow, text_to_
 from reports.samples import STATE_NAMES, Sampler
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
     from pyarrow.parquet import ParquetWriter
 
 WINDOW_ROWS: Final = 65_536
@@ -86,6 +87,10 @@ GIVEN_COLUMNS: Final = tuple(name for name in REQUEST_COLUMNS if name not in DER
 STATUSES: Final = ("completed", "rejected", "cancelled", "failed", "open")
 
 REQUESTS, STEPS, DECISIONS, SAMPLES = "requests.parquet", "steps.parquet", "decisions.parquet", "samples.parquet"
+TableName: TypeAlias = Literal["requests", "steps", "decisions", "samples"]
+TABLES: Final[Mapping[str, str]] = {
+    "requests": REQUESTS, "steps": STEPS, "decisions": DECISIONS, "samples": SAMPLES
+}  # fmt: skip
 REPORT_JSON, REPORT_HTML, RUN_JSON, PERFETTO = "report.json", "report.html", "run.json", "perfetto.json"
 OWN_FILES: Final = (REQUESTS, STEPS, DECISIONS, SAMPLES, REPORT_JSON, REPORT_HTML, RUN_JSON, PERFETTO)
 """What this room writes into a run folder. A new run removes all of it first, so that no part of an old run stays."""
@@ -338,3 +343,17 @@ class RunRecord:
     @property
     def samples(self) -> Columns:
         return ColumnFile(self.folder / SAMPLES).columns()
+
+    def frame(self, name: TableName) -> DataFrame:
+        """A whole table of the run for a notebook; whole numbers stay whole beside nulls (Int32, Int64).
+
+        Raises ConfigError for a name that is no table.
+        """
+        if name not in TABLES:
+            raise ConfigError(f"a run has no table {name!r}; there are {', '.join(TABLES)}")
+        import pandas
+        from pyarrow import parquet
+
+        whole = {pa.int32(): pandas.Int32Dtype(), pa.int64(): pandas.Int64Dtype()}
+        frame: DataFrame = parquet.read_table(self.folder / TABLES[name]).to_pandas(types_mapper=whole.get)
+        return frame

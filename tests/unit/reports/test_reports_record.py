@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from builders_reports import request_row, step_row
+from builders_reports import Ask, request_row, run_toy, step_row
 from pyarrow import parquet
 
 from policies.errors import ConfigError
@@ -183,6 +183,35 @@ def test_a_foreign_run_json_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"state": 1', encoding="utf-8")
     with pytest.raises(ConfigError, match=r"run\.json: not a run\.json of ours"):
         RunRecord(tmp_path)
+
+
+# --- notebooks --------------------------------------------------------------------------------------------------------
+
+
+def test_a_frame_holds_the_whole_table_and_keeps_numbers_whole_beside_nulls(tmp_path: Path) -> None:
+    rejected = request_row(1, "rejected", worker_id=None, admit_s=None, first_token_s=None, last_token_s=None)
+    frame = written(tmp_path, request_row(0), rejected).frame("requests")
+    assert tuple(frame.columns) == record.REQUEST_COLUMNS
+    assert frame["status"].tolist() == ["completed", "rejected"]
+    assert frame["worker_id"].dtype == "Int32"
+    assert frame["worker_id"].isna().tolist() == [False, True]
+    assert frame["ttft_s"].mean() == 2.0
+
+
+def test_every_table_has_a_frame(tmp_path: Path) -> None:
+    run = run_toy(tmp_path, [Ask(0.0, 100, 11), Ask(0.5, 50, 3)])
+    opened = RunRecord(run.folder)
+    rows = {name: len(opened.frame(name)) for name in ("requests", "steps", "decisions", "samples")}
+    assert rows == {
+        "requests": 2, "steps": opened.steps.rows, "decisions": 2, "samples": opened.samples.rows
+    }  # fmt: skip
+    steps = opened.frame("steps")
+    assert (steps["steps"] * steps["gap_tokens"]).sum() == len(run.gaps)
+
+
+def test_a_table_that_is_none_is_refused_with_those_there_are(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no table 'request'; there are requests, steps, decisions, samples"):
+        written(tmp_path, request_row(0)).frame("request")  # type: ignore[arg-type]
 
 
 # --- start-up ---------------------------------------------------------------------------------------------------------
