@@ -23,6 +23,14 @@ class Role(Enum):
     DECODE = "decode"
 
 
+class Leg(Enum):
+    """Which part of a request a worker does: all of it, or one side of a hand-off."""
+
+    AGG = "agg"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
 class Tier(Enum):
     """Where a KV block lives, fastest first."""
 

@@ -43,6 +43,29 @@ class Ledger:
         seq.computed = tokens = match.blocks * self.block_size
         return tokens
 
+    def reserve(self, seq: Sequence) -> bool:
+        """Take room for a whole prompt that will come from elsewhere: cached blocks are reused, the rest is fresh.
+
+        Every complete prompt block may be reused, the last one too: the prompt's last token is computed elsewhere.
+        """
+        pool = self.pool
+        match = NO_MATCH
+        if self.caching and seq.path.blocks:
+            match = pool.match(seq.path.pieces, seq.path.blocks)
+        blocks = -(-seq.prompt // self.block_size)
+        if blocks - match.blocks > pool.free + pool.inactive - match.inactive:
+            return False
+        self.start(seq, match)
+        pool.take(blocks - match.blocks)
+        seq.owned = blocks
+        return True
+
+    def arrived(self, seq: Sequence) -> None:
+        """The reserved prompt is here: its complete blocks can be found from now on."""
+        seq.computed = seq.prompt
+        if self.caching:
+            self._publish_prompt(seq)
+
     def needed(self, seq: Sequence, want: int) -> int:
         """Fresh blocks that `want` more computed tokens take."""
         return -(-(seq.computed + want) // self.block_size) - seq.owned
@@ -57,14 +80,7 @@ class Ledger:
             seq.owned = blocks
         seq.computed = upto
         if self.caching:
-            path = seq.path
-            # content that this sequence alone can use need not be findable before it gives its blocks back
-            if path.pieces and path.pieces[0][0] is not seq.own:
-                complete = upto // self.block_size
-                if complete > path.blocks:
-                    complete = path.blocks
-                if complete > seq.published:
-                    self._publish(seq, path.pieces, complete)
+            self._publish_prompt(seq)
         prompt = seq.prompt
         new = (upto if upto < prompt else prompt) - past
         if new < 0:
@@ -82,6 +98,16 @@ class Ledger:
         self.pool.release(seq.holds, seq.owned - seq.published)
         seq.holds = []
         seq.owned = seq.published = seq.computed = 0
+
+    def _publish_prompt(self, seq: Sequence) -> None:
+        """Publish complete prompt blocks; content that this sequence alone can use may wait until its release."""
+        path = seq.path
+        if path.pieces and path.pieces[0][0] is not seq.own:
+            complete = seq.computed // self.block_size
+            if complete > path.blocks:
+                complete = path.blocks
+            if complete > seq.published:
+                self._publish(seq, path.pieces, complete)
 
     def _publish(self, seq: Sequence, pieces: tuple[tuple[Branch, int], ...], upto: int) -> None:
         lo = seq.published

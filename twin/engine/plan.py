@@ -51,10 +51,14 @@ class StepPlan:
 
 
 class Outcome:
-    """What a commit brought about, in order: first tokens, then ends (completed, or failed with a reason)."""
+    """What a commit brought about, in order: first tokens, prompts now held for a hand-off, ends (completed, or failed
+    with a reason). `freed`: blocks or slots came back, so what was refused may be tried again.
+    """
 
-    __slots__ = ("ended", "firsts")
+    __slots__ = ("ended", "firsts", "freed", "held")
 
-    def __init__(self, firsts: list[Sequence], ended: list[Sequence]) -> None:
-        self.firsts = firsts
-        self.ended = ended
+    def __init__(self) -> None:
+        self.firsts: list[Sequence] = []
+        self.held: list[Sequence] = []
+        self.ended: list[Sequence] = []
+        self.freed = False

@@ -1,7 +1,7 @@
 """What every simulated engine can do, whatever its scheduler.
 
-The caller owns the clock: it submits, plans, waits, commits, and cuts leaps short when something happens. An engine never
-knows other engines; a hand-off between two of them is carried out by `twin.mocker.handoff` with the moves below.
+The caller owns the clock: it submits, plans, waits, commits, and cuts leaps short when something happens. An engine
+never knows other engines; a hand-off between two of them is carried out by `twin.mocker.handoff` with the moves below.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Engine(Protocol):
         ...
 
     def reserve(self, seq: Sequence) -> bool:
-        """Destination side: take room for the whole prompt now, without preempting anybody; False if it does not fit."""
+        """Destination side: take room for the whole prompt now, preempting nobody; False if it does not fit."""
         ...
 
     def activate(self, seq: Sequence) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import Enum
 
 from policies.cluster.blocks import BlockPath, Branch
-from policies.cluster.ids import RequestId
+from policies.cluster.ids import Leg, RequestId
 from twin.engine.pool import Hold
 
 
@@ -19,6 +19,9 @@ class Phase(Enum):
     WAITING = "waiting"
     PREFILL = "prefill"
     DECODE = "decode"
+    HELD = "held"  # prompt computed, blocks kept for whoever fetches them
+    RESERVED = "reserved"  # room for a prompt that is on its way
+    ACTIVATED = "activated"  # the prompt is here; it runs with the next step
     DONE = "done"
 
 
@@ -26,12 +29,14 @@ class Sequence:
     """One request in one engine. Tokens and blocks are counts; times are seconds of the run's clock.
 
     `outputs_limit` is the number of tokens that it will make (the true output length, cut by the model's context).
-    `own` is the branch that its generated tokens fill, private to it.
+    `own` is the branch that its generated tokens fill, private to it. `asked` orders the sequences that ask one engine
+    for room (the decode side of a hand-off).
     """
 
     __slots__ = (
         "admit_s",
         "arrival_s",
+        "asked",
         "cached_tokens",
         "computed",
         "dispatch_s",
@@ -41,6 +46,7 @@ class Sequence:
         "join_len",
         "join_step",
         "last_token_s",
+        "leg",
         "order",
         "outputs",
         "outputs_limit",
@@ -69,6 +75,7 @@ class Sequence:
         arrival_s: float = 0.0,
         dispatch_s: float = 0.0,
         session_id: str | None = None,
+        leg: Leg = Leg.AGG,
     ) -> None:
         self.request_id = request_id
         self.row = row
@@ -79,6 +86,8 @@ class Sequence:
         self.own = own
         self.arrival_s = arrival_s
         self.dispatch_s = dispatch_s
+        self.leg = leg
+        self.asked = 0
         self.phase = Phase.WAITING
         self.outputs = 0
         self.computed = 0

@@ -49,6 +49,10 @@ class StepLog:
         """When a member of the batch last emitted."""
         return self.late.get(seq, self.emitted_s) if self.late else self.emitted_s
 
+    def left(self, seq: Sequence) -> float:
+        """A member leaves the batch between steps; when it last emitted."""
+        return self.late.pop(seq, self.emitted_s)
+
     # ------------------------------------------------------------ rows
 
     def decode(self, step: StepPlan, epoch: Epoch, batch: DecodeBatch, pool: BlockPool, load: tuple[int, int]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from policies.cluster.ids import Leg
 from policies.errors import EngineError
 from twin.engine.batch import DecodeBatch
 from twin.engine.epoch import Epoch
@@ -47,6 +48,8 @@ class VllmEngine:
         self.batch = DecodeBatch(settings.block_size)
         self.waiting: deque[Sequence] = deque()
         self.running: dict[Sequence, None] = {}
+        self.activated: list[Sequence] = []
+        self._holds_back = False
         self.preemptions = 0
         self._leap_past_evictions = leap_past_evictions
         self._log = StepLog(worker_id, record)
@@ -81,9 +84,68 @@ class VllmEngine:
         self.waiting.append(seq)
         return None
 
+    def cancel(self, seq: Sequence) -> None:
+        """Forget a request, whatever its state, and free its blocks. Between steps only."""
+        match seq.phase:
+            case Phase.WAITING:
+                self.waiting.remove(seq)
+            case Phase.ACTIVATED:
+                self.activated.remove(seq)
+                self.ledger.release(seq)
+            case Phase.PREFILL | Phase.DECODE:
+                if seq.phase is Phase.DECODE:
+                    seq.last_token_s = self._log.left(seq)
+                    self.batch.leave(seq)
+                if seq is self._partial:
+                    self._partial = None
+                del self.running[seq]
+                self.ledger.release(seq)
+                self._epoch.piece = None
+            case Phase.HELD | Phase.RESERVED:
+                self.ledger.release(seq)
+            case Phase.DONE:
+                return
+        seq.phase = Phase.DONE
+        self._blocked = False
+
     @property
     def idle(self) -> bool:
-        return not self.running and not self.waiting
+        return not self.running and not self.waiting and not self.activated
+
+    # ------------------------------------------------------------ hand-off
+
+    def release(self, seq: Sequence) -> None:
+        """Source side: a held prompt has been fetched, or given up."""
+        self.ledger.release(seq)
+        seq.phase = Phase.DONE
+        self._blocked = False
+
+    def reserve(self, seq: Sequence) -> bool:
+        """Destination side: room for a whole prompt, while a slot is free, preempting nobody."""
+        if len(self.running) >= self.settings.max_num_seqs or not self.ledger.reserve(seq):
+            return False
+        seq.phase = Phase.RESERVED
+        return True
+
+    def activate(self, seq: Sequence) -> bool:
+        """Destination side: the prompt is here; it runs with the next step, in the order of asking for room."""
+        self.ledger.arrived(seq)
+        seq.phase = Phase.ACTIVATED
+        at = len(self.activated)
+        while at and self.activated[at - 1].asked > seq.asked:
+            at -= 1
+        self.activated.insert(at, seq)
+        return False
+
+    def hold_back(self, hold: bool) -> None:
+        """Whether preempted requests must stay out while others wait for room (a rule of the reference)."""
+        if hold is not self._holds_back:
+            self._holds_back = hold
+            self._blocked = False
+
+    def audit(self) -> None:
+        """Recount the blocks of the pool; raises InvariantError where a count is off."""
+        self.pool.audit()
 
     @property
     def head_is_blocked(self) -> bool:
@@ -110,8 +172,8 @@ class VllmEngine:
         Raises EngineError when requests are open and none of them can ever proceed.
         """
         step = StepPlan(now_s)
-        if (self.waiting and not self._blocked) or self._partial is not None:
-            if self.settings.exclusive_prefill:
+        if self._has_newcomers():
+            if self.settings.exclusive_prefill and not self.activated:
                 self._plan_exclusive(step)
             elif self._is_short():
                 return self._plan_literal(step)
@@ -124,6 +186,12 @@ class VllmEngine:
         if self.batch.size:
             return self._plan_decode(step)
         return self._plan_stuck(step) if self.waiting else None
+
+    def _has_newcomers(self) -> bool:
+        """Whether somebody may start or go on with a prompt in this step, or enter the batch."""
+        if self._partial is not None or (self.waiting and not self._blocked):
+            return True
+        return bool(self.activated) and len(self.running) < self.settings.max_num_seqs
 
     def _is_short(self) -> bool:
         """Whether blocks or budget are too short to schedule the running requests as one."""
@@ -229,19 +297,11 @@ class VllmEngine:
                 want = left
             left -= want
             work.append((partial, self.ledger.extend(partial, want)))
-        waiting = self.waiting
-        if waiting and left > 0:
+        if (self.waiting or self.activated) and left > 0:
             if crossing and not taken:
                 pool.take(crossing)
                 taken = True
-            while waiting and left > 0 and len(self.running) < self.settings.max_num_seqs:
-                seq = waiting[0]
-                match = self._admissible(seq, left)
-                if match is None:
-                    break
-                want = self._admit(seq, match, left, step.start_s)
-                left -= want
-                work.append((seq, self.ledger.extend(seq, want)))
+            self._admit_all(step, work, left)
         if work:
             self._partial = None
             step.mixed = True
@@ -309,6 +369,31 @@ class VllmEngine:
 
     # ------------------------------------------------------------ admission
 
+    def _admit_all(self, step: StepPlan, work: list[tuple[Sequence, PrefillChunk]], left: int) -> None:
+        """Let in whom slots, blocks and the `left` tokens of the budget allow: prompts that came from elsewhere, then
+        the head of waiting as long as it fits."""
+        running, slots = self.running, self.settings.max_num_seqs
+        while self.activated and len(running) < slots:
+            seq = self.activated[0]
+            want = seq.prompt + seq.outputs - seq.computed
+            if want > left or self.ledger.needed(seq, want) > self.pool.free + self.pool.inactive:
+                break
+            del self.activated[0]
+            self._start(seq, step.start_s, seq.published * self.settings.block_size)
+            left -= want
+            work.append((seq, self.ledger.extend(seq, want)))
+        waiting = self.waiting
+        if self._holds_back or self.settings.exclusive_prefill:
+            return
+        while waiting and left > 0 and len(running) < slots:
+            seq = waiting[0]
+            match = self._admissible(seq, left)
+            if match is None:
+                break
+            want = self._admit(seq, match, left, step.start_s)
+            left -= want
+            work.append((seq, self.ledger.extend(seq, want)))
+
     def _admissible(self, seq: Sequence, left: int) -> Match | None:
         """The cached prefix to start from when the head of waiting fits now, else None. Touches nothing."""
         match = self.ledger.prefix(seq)
@@ -323,6 +408,12 @@ class VllmEngine:
         """Move the head of waiting to running with its hits; returns how many tokens it computes in this step."""
         self.waiting.popleft()
         hit_tokens = self.ledger.start(seq, match)
+        self._start(seq, now_s, hit_tokens)
+        want = seq.prompt + seq.outputs - hit_tokens
+        return want if want < left else left
+
+    def _start(self, seq: Sequence, now_s: float, hit_tokens: int) -> None:
+        """Put a sequence at the end of running."""
         if seq.admit_s is None:
             seq.admit_s = now_s
             seq.cached_tokens = hit_tokens
@@ -334,8 +425,6 @@ class VllmEngine:
         seq.order = self._order
         seq.phase = Phase.PREFILL
         self.running[seq] = None
-        want = seq.prompt + seq.outputs - hit_tokens
-        return want if want < left else left
 
     # ------------------------------------------------------------ the literal step
 
@@ -374,23 +463,14 @@ class VllmEngine:
             scheduled[seq] = self.ledger.extend(seq, want)
             budget -= want
             i += 1
-        if not step.preempted and not settings.exclusive_prefill:
-            self._admit_literally(step, scheduled, budget)
-        if not scheduled and not step.preempted and not step.failed:
+        work = list(scheduled.items())
+        if not step.preempted and (self.activated or not settings.exclusive_prefill):
+            self._admit_all(step, work, budget)
+        if not work and not step.preempted and not step.failed:
             raise EngineError(self._stuck())
-        self._price(step, list(scheduled.items()), 0, 0)
+        self._price(step, work, 0, 0)
         self._partial = None
         return step
-
-    def _admit_literally(self, step: StepPlan, scheduled: dict[Sequence, PrefillChunk], budget: int) -> None:
-        while self.waiting and budget > 0 and len(self.running) < self.settings.max_num_seqs:
-            seq = self.waiting[0]
-            match = self._admissible(seq, budget)
-            if match is None:
-                break
-            want = self._admit(seq, match, budget, step.start_s)
-            scheduled[seq] = self.ledger.extend(seq, want)
-            budget -= want
 
     def _dissolve(self) -> None:
         """Give every running request its own state back, for a literal step."""
@@ -421,8 +501,10 @@ class VllmEngine:
         running.remove(seq)
         step.failed.append(seq)
 
-    def _plan_stuck(self, step: StepPlan) -> StepPlan:
-        """Nothing runs and the head of waiting cannot enter an empty engine: it never will."""
+    def _plan_stuck(self, step: StepPlan) -> StepPlan | None:
+        """Nothing runs and the head of waiting cannot enter: if nobody holds blocks, it never will."""
+        if self.pool.active or self.activated:
+            return None  # blocks are held for a hand-off: their release changes that
         seq = self.waiting.popleft()
         self.running[seq] = None
         step.literal = True
@@ -442,7 +524,7 @@ class VllmEngine:
 
     def commit(self, step: StepPlan) -> Outcome:
         """The planned step is over: hand out its tokens, let the finished go, take the entering into the batch."""
-        outcome = Outcome([], [])
+        outcome = Outcome()
         end_s = step.end_s
         if step.literal:
             self._commit_literal(step, outcome)
@@ -463,6 +545,7 @@ class VllmEngine:
         if step.entering or outcome.ended:
             self._epoch.piece = None
             self._blocked = False
+            outcome.freed = bool(outcome.ended)
         return outcome
 
     def _enter(self, seq: Sequence, end_s: float, outcome: Outcome) -> None:
@@ -472,7 +555,8 @@ class VllmEngine:
                 self._log.gaps((seq.last_token_s,), end_s)
         elif seq.outputs_limit:
             seq.first_token_s = end_s
-            outcome.firsts.append(seq)
+            if seq.leg is not Leg.PREFILL:
+                outcome.firsts.append(seq)
         else:
             self._complete(seq, end_s, outcome)
             return
@@ -484,10 +568,14 @@ class VllmEngine:
         self.batch.join(seq)
 
     def _complete(self, seq: Sequence, end_s: float, outcome: Outcome) -> None:
-        seq.phase = Phase.DONE
         if seq.outputs:
             seq.last_token_s = end_s
         del self.running[seq]
+        if seq.leg is Leg.PREFILL:
+            seq.phase = Phase.HELD
+            outcome.held.append(seq)
+            return
+        seq.phase = Phase.DONE
         self.ledger.release(seq)
         outcome.ended.append(seq)
 
@@ -505,7 +593,8 @@ class VllmEngine:
                     self._complete(seq, end_s, outcome)
                     continue
                 seq.first_token_s = end_s
-                outcome.firsts.append(seq)
+                if seq.leg is not Leg.PREFILL:
+                    outcome.firsts.append(seq)
             elif seq.last_token_s is not None:
                 since_s.append(seq.last_token_s)
             seq.outputs += 1
@@ -514,6 +603,7 @@ class VllmEngine:
                 self._complete(seq, end_s, outcome)
         self._reform(end_s)
         self._blocked = False
+        outcome.freed = bool(outcome.ended or step.preempted)
         self._log.literal(step, self.batch, self.pool, (len(self.running), len(self.waiting)))
         self._log.gaps(since_s, end_s)
 
