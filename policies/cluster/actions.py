@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies.cluster.ids import RequestId, WorkerId
+from policies.cluster.ids import Leg, RequestId, WorkerId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,8 @@ class Action:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dispatch(Action):
-    """Send a request to a worker. Ends with the end of the request on that worker, or with `WorkerLost`.
+    """Send a request, or one leg of it, to a worker. Ends with the end of the request on that worker, or with
+    `WorkerLost`; a prefill leg ends with `PrefillDone`.
 
     `rule` names what decided (min, tie, softmax, rr, hint, ...). `candidates` is filled only when explanations are
     asked for.
@@ -44,6 +45,7 @@ class Dispatch(Action):
     request_id: RequestId
     worker_id: WorkerId
     rule: str
+    leg: Leg = Leg.AGG
     overlap_blocks: int = 0
     candidates: tuple[Candidate, ...] = ()
 
@@ -61,6 +63,26 @@ class Cancel(Action):
     """Stop a request wherever it is. Ends with `RequestCancelled`."""
 
     request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Migrate(Action):
+    """Send an interrupted request again, to none of the `excluded` workers. Ends with `RequestMigrated`.
+
+    `attempt` counts from 1; the tokens that the client has already become part of the prompt.
+    """
+
+    request_id: RequestId
+    attempt: int
+    excluded: tuple[WorkerId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fail(Action):
+    """Give an interrupted request up. Ends with `RequestFailed`. `code` is one word, for counting."""
+
+    request_id: RequestId
+    code: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from policies.cluster.blocks import BlockPath, BlockRun
+from policies.cluster.draws import attempt_key
 from policies.cluster.ids import RequestId, Role, Tier, WorkerId
 
 
@@ -53,10 +54,48 @@ class RequestArrived(RequestEvent):
     lora: str | None = None
     worker_hint: WorkerId | None = None
 
+    @property
+    def draw_id(self) -> str:
+        """The name under which draws are made for this request; another one for each attempt."""
+        return self.request_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestMigrated(RequestArrived):
+    """An interrupted request is to be sent again, for the `attempt`-th time: an arrival to every router.
+
+    `isl` counts the `emitted_tokens` that the client has already, `blocks` names their content too; `max_tokens` is what
+    is left of the budget. `excluded` are workers that must not get it.
+    """
+
+    attempt: int
+    emitted_tokens: int = 0
+    excluded: tuple[WorkerId, ...] = ()
+
+    @property
+    def draw_id(self) -> str:
+        return attempt_key(self.request_id, self.attempt)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestInterrupted(RequestEvent):
+    """The stream of an open request broke on `worker_id` after `emitted_tokens`: it waits for an order."""
+
+    worker_id: WorkerId
+    emitted_tokens: int
+    reason: str
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillDone(RequestEvent):
     """The prompt is computed on `worker_id` (the prefill leg, when legs are split)."""
+
+    worker_id: WorkerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoomReserved(RequestEvent):
+    """The decode worker has taken room for the whole prompt: its KV may be computed and sent."""
 
     worker_id: WorkerId
 

@@ -16,7 +16,10 @@ from policies.cluster.events import (
     RequestCancelled,
     RequestFailed,
     RequestFinished,
+    RequestInterrupted,
+    RequestMigrated,
     RequestRejected,
+    RoomReserved,
     TokensEmitted,
 )
 
@@ -28,6 +31,8 @@ class RequestState(Enum):
     DISPATCHED = "dispatched"
     PREFILLED = "prefilled"
     STREAMING = "streaming"
+    INTERRUPTED = "interrupted"
+    MIGRATING = "migrating"
     COMPLETED = "completed"
     REJECTED = "rejected"
     FAILED = "failed"
@@ -36,21 +41,35 @@ class RequestState(Enum):
 
 _S = RequestState
 _ENDINGS: dict[type[Event | Action], RequestState] = {RequestFailed: _S.FAILED, RequestCancelled: _S.CANCELLED}
+_LEAVING: dict[type[Event | Action], RequestState] = {RequestInterrupted: _S.INTERRUPTED, **_ENDINGS}
 
 TRANSITIONS: MappingProxyType[RequestState, MappingProxyType[type[Event | Action], RequestState]] = MappingProxyType(
     {
         _S.ARRIVED: MappingProxyType({Dispatch: _S.DISPATCHED, RequestRejected: _S.REJECTED, **_ENDINGS}),
         _S.DISPATCHED: MappingProxyType(
             {
+                RoomReserved: _S.DISPATCHED,  # destination first: the decode leg is placed before the prefill leg
+                Dispatch: _S.DISPATCHED,
                 PrefillDone: _S.PREFILLED,
                 FirstToken: _S.STREAMING,
                 RequestFinished: _S.COMPLETED,
                 RequestRejected: _S.REJECTED,
-                **_ENDINGS,
+                **_LEAVING,
             }
         ),
-        _S.PREFILLED: MappingProxyType({FirstToken: _S.STREAMING, RequestFinished: _S.COMPLETED, **_ENDINGS}),
-        _S.STREAMING: MappingProxyType({TokensEmitted: _S.STREAMING, RequestFinished: _S.COMPLETED, **_ENDINGS}),
+        _S.PREFILLED: MappingProxyType(
+            {
+                Dispatch: _S.PREFILLED,  # source first: the decode leg is placed now
+                RoomReserved: _S.PREFILLED,
+                FirstToken: _S.STREAMING,
+                RequestFinished: _S.COMPLETED,
+                RequestRejected: _S.REJECTED,
+                **_LEAVING,
+            }
+        ),
+        _S.STREAMING: MappingProxyType(
+            {TokensEmitted: _S.STREAMING, RoomReserved: _S.STREAMING, RequestFinished: _S.COMPLETED, **_LEAVING}
+        ),
     }
 )
 """Ended states have no row: nothing follows an end."""

@@ -14,14 +14,17 @@ from policies.cluster.actions import Action, Dispatch
 from policies.cluster.events import (
     ENDS,
     Event,
+    PrefillDone,
     RequestArrived,
     RequestEvent,
+    RequestInterrupted,
+    RequestMigrated,
     WorkerDraining,
     WorkerLost,
     WorkerReported,
     WorkerUp,
 )
-from policies.cluster.ids import RequestId, WorkerId
+from policies.cluster.ids import Leg, RequestId, Role, WorkerId
 from policies.cluster.request import TRANSITIONS, RequestState
 from policies.errors import InvariantError
 
@@ -71,37 +74,62 @@ _set_report = _setter(WorkerView, "report")
 
 
 class RequestView(_ReadOnly):
-    """One open request: how it arrived, its state, and the worker that has it (None before dispatch)."""
+    """One open request: how it arrived, its state, the worker that answers it and the one that computes its prompt
+    where these are two (None before dispatch). `attempt` counts how often it was sent again, `failed_on` where it was
+    when its stream broke: worker and epoch.
+    """
 
-    __slots__ = ("_holder", "arrived", "state", "worker_id")
+    __slots__ = (
+        "_holder",
+        "_prefill_holder",
+        "arrived",
+        "attempt",
+        "failed_on",
+        "prefill_worker_id",
+        "state",
+        "worker_id",
+    )
 
     arrived: RequestArrived
     state: RequestState
     worker_id: WorkerId | None
+    prefill_worker_id: WorkerId | None
+    attempt: int
+    failed_on: tuple[tuple[WorkerId, int], ...]
     _holder: WorkerView | None  # who counts it; a worker that comes back under the same id is another one
+    _prefill_holder: WorkerView | None
 
     def __init__(self, arrived: RequestArrived) -> None:
         _set_arrived(self, arrived)
         _set_state(self, RequestState.ARRIVED)
         _set_worker(self, None)
+        _set_prefill_worker(self, None)
+        _set_attempt(self, 0)
+        _set_failed_on(self, ())
         _set_holder(self, None)
+        _set_prefill_holder(self, None)
 
 
 _set_arrived = _setter(RequestView, "arrived")
 _set_state = _setter(RequestView, "state")
 _set_worker = _setter(RequestView, "worker_id")
+_set_prefill_worker = _setter(RequestView, "prefill_worker_id")
+_set_attempt = _setter(RequestView, "attempt")
+_set_failed_on = _setter(RequestView, "failed_on")
 _set_holder = _setter(RequestView, "_holder")
+_set_prefill_holder = _setter(RequestView, "_prefill_holder")
 
 
 class ClusterView:
     """What a policy may see: workers that are up or draining, and open requests."""
 
-    __slots__ = ("_live", "_requests", "_workers", "requests", "workers")
+    __slots__ = ("_live", "_live_by_role", "_requests", "_workers", "requests", "workers")
 
     def __init__(self) -> None:
         self._workers: dict[WorkerId, WorkerView] = {}
         self._requests: dict[RequestId, RequestView] = {}
         self._live: tuple[WorkerView, ...] | None = ()
+        self._live_by_role: dict[Role, tuple[WorkerView, ...]] = {}
         self.workers: Mapping[WorkerId, WorkerView] = MappingProxyType(self._workers)
         self.requests: Mapping[RequestId, RequestView] = MappingProxyType(self._requests)
 
@@ -112,7 +140,16 @@ class ClusterView:
         if live is None:
             live = tuple(w for _, w in sorted(self._workers.items()) if not w.draining)
             self._live = live
+            self._live_by_role.clear()
         return live
+
+    def live_of(self, role: Role) -> tuple[WorkerView, ...]:
+        """Workers of one role that take new work, sorted by id; the same tuple until the workers change."""
+        live = self.live
+        found = self._live_by_role.get(role)
+        if found is None:
+            found = self._live_by_role[role] = tuple(w for w in live if w.up.role is role)
+        return found
 
 
 class Cluster(ClusterView):
@@ -152,8 +189,12 @@ class Cluster(ClusterView):
                 state = "draining" if worker is not None else "not there"
                 raise InvariantError(f"{action!r}: worker {action.worker_id} is {state}")
             self._advance(request, action)
-            _set_worker(request, action.worker_id)
-            _set_holder(request, worker)
+            if action.leg is Leg.PREFILL:
+                _set_prefill_worker(request, action.worker_id)
+                _set_prefill_holder(request, worker)
+            else:
+                _set_worker(request, action.worker_id)
+                _set_holder(request, worker)
             _set_in_flight(worker, worker.in_flight + 1)
 
     def _fold_request(self, event: RequestEvent) -> None:
@@ -172,6 +213,32 @@ class Cluster(ClusterView):
             holder = request._holder
             if holder is not None:
                 _set_in_flight(holder, holder.in_flight - 1)
+            self._prefill_over(request)
+        elif kind is PrefillDone:
+            self._prefill_over(request)
+        elif isinstance(event, RequestInterrupted):
+            self._interrupt(request, event)
+        elif isinstance(event, RequestMigrated):
+            _set_attempt(request, event.attempt)
+
+    def _interrupt(self, request: RequestView, event: RequestInterrupted) -> None:
+        """Nobody has the request any more; who had it is remembered."""
+        for holder in (request._holder, request._prefill_holder):
+            if holder is not None:
+                _set_in_flight(holder, holder.in_flight - 1)
+                if holder.worker_id == event.worker_id:
+                    _set_failed_on(request, (*request.failed_on, (event.worker_id, holder.up.epoch)))
+        _set_worker(request, None)
+        _set_prefill_worker(request, None)
+        _set_holder(request, None)
+        _set_prefill_holder(request, None)
+
+    @staticmethod
+    def _prefill_over(request: RequestView) -> None:
+        holder = request._prefill_holder
+        if holder is not None:
+            _set_in_flight(holder, holder.in_flight - 1)
+            _set_prefill_holder(request, None)
 
     def _advance(self, request: RequestView, cause: Event | Action) -> None:
         after = TRANSITIONS[request.state].get(type(cause))

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 from policies.cluster.actions import Action, Candidate, Dispatch, Reject
-from policies.cluster.events import Event, RequestArrived, WorkerLost
-from policies.cluster.ids import RequestId, WorkerId
+from policies.cluster.events import Event, RequestArrived, RequestMigrated, WorkerLost
+from policies.cluster.ids import Leg, RequestId, Role, WorkerId
 from policies.cluster.state import ClusterView, WorkerView
 from policies.router.select import why_not
 from policies.router.settings import RouterSettings
@@ -36,11 +36,13 @@ class Refusal(NamedTuple):
 class Router:
     """A routing policy: one Dispatch or Reject for every request, at once."""
 
-    subscribes: ClassVar[frozenset[type[Event]]] = frozenset({RequestArrived, WorkerLost})
+    subscribes: ClassVar[frozenset[type[Event]]] = frozenset({RequestArrived, RequestMigrated, WorkerLost})
 
     def __init__(self, settings: RouterSettings) -> None:
         self.settings = settings
         self._explains = settings.explain
+        self._role: Role | None = None
+        self._leg = Leg.AGG
         self._lost: set[WorkerId] = set()
         self._decisions = 0
         self._refusals: dict[str, int] = {}
@@ -56,6 +58,18 @@ class Router:
     def counters(self) -> dict[str, int]:
         """Counts for the report: `decisions`, `rejected_<code>`, and those of the mode."""
         return {"decisions": self._decisions} | {f"rejected_{code}": n for code, n in sorted(self._refusals.items())}
+
+    def serve(self, role: Role, leg: Leg) -> None:
+        """Choose among the workers of one role only, for one leg of requests."""
+        self._role = role
+        self._leg = leg
+
+    def route(self, event: RequestArrived, view: ClusterView) -> Dispatch | Reject:
+        """Where one request (or this router's leg of it) goes now."""
+        return self._route(event, view)
+
+    def leg_over(self, request_id: RequestId) -> None:
+        """This router's leg of a request is done; the request goes on elsewhere."""
 
     # ------------------------------------------------------------ for modes
 
@@ -80,7 +94,7 @@ class Router:
     # ------------------------------------------------------------ one decision
 
     def _route(self, event: RequestArrived, view: ClusterView) -> Dispatch | Reject:
-        live = view.live
+        live = view.live if self._role is None else view.live_of(self._role)
         choice = self._pinned(event, view) if event.worker_hint is not None else self._free(event, live)
         if isinstance(choice, Refusal):
             return self._refuse(event.request_id, choice)
@@ -92,6 +106,7 @@ class Router:
             request_id=event.request_id,
             worker_id=worker_id,
             rule=choice.rule,
+            leg=self._leg,
             reason=choice.reason,
             overlap_blocks=choice.overlap_blocks,
             candidates=candidates,
@@ -114,7 +129,10 @@ class Router:
         fence = why_not(worker)
         if fence is not None:
             return Refusal("pinned_dead", f"worker {asked} was asked for and is {fence}")
-        return Choice(view.live.index(worker), "pin", "asked for", self._overlap_blocks(event, asked))
+        live = view.live if self._role is None else view.live_of(self._role)
+        if worker not in live:
+            return Refusal("pinned_not_allowed", f"worker {asked} was asked for and does no {self._leg.value} work")
+        return Choice(live.index(worker), "pin", "asked for", self._overlap_blocks(event, asked))
 
     def _refuse(self, request_id: RequestId, refusal: Refusal) -> Reject:
         self._refusals[refusal.code] = self._refusals.get(refusal.code, 0) + 1
@@ -122,7 +140,7 @@ class Router:
 
     def _candidates(self, event: RequestArrived, view: ClusterView) -> tuple[Candidate, ...]:
         """All workers by id: the live ones with the mode's terms, the others with why they could not be chosen."""
-        told = self._explain(event, view.live)
+        told = self._explain(event, view.live if self._role is None else view.live_of(self._role))
         fenced = [
             Candidate(worker_id=worker_id, in_flight=worker.in_flight, why_not=fence)
             for worker_id, worker in view.workers.items()

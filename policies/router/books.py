@@ -129,6 +129,15 @@ class Books:
             load.prefill_tokens -= booking.prefill_tokens
             load.blocks -= booking.own_blocks + self._leave(load, booking.path)
 
+    def interrupt(self, request_id: RequestId) -> None:
+        """A request has lost its worker: its work is freed at once, its end may still come."""
+        booking = self._bookings.get(request_id)
+        if booking is not None and booking.load is not None:
+            self.free(request_id)
+            booking.load = None
+            booking.path = NO_BLOCKS
+            self._bookings[request_id] = booking
+
     def lose(self, worker_id: WorkerId) -> None:
         """A worker is gone: its work is freed at once, the ends of its requests may still come."""
         load = self._loads.pop(worker_id, None)

@@ -24,12 +24,13 @@ from policies.cluster.events import (
     RequestCancelled,
     RequestFailed,
     RequestFinished,
+    RequestInterrupted,
     RequestRejected,
     TokensEmitted,
     WorkerLost,
     WorkerUp,
 )
-from policies.cluster.ids import Tier, WorkerId
+from policies.cluster.ids import RequestId, Tier, WorkerId
 from policies.cluster.state import WorkerView
 from policies.errors import CapabilityError, ConfigError
 from policies.router import cost
@@ -69,6 +70,7 @@ class Kv(Router):
         BlocksCleared,
         PrefillDone,
         FirstToken,
+        RequestInterrupted,
         *ENDS,
     }
 
@@ -116,6 +118,9 @@ class Kv(Router):
             "unknown_free": books.unknown_frees,
         }
 
+    def leg_over(self, request_id: RequestId) -> None:
+        self._books.free(request_id)
+
     # ------------------------------------------------------------ what happened
 
     def _learn(self, event: Event) -> None:
@@ -125,6 +130,8 @@ class Kv(Router):
             self._books.prefill_done(event.request_id)
         elif isinstance(event, (RequestFinished, RequestRejected, RequestFailed, RequestCancelled)):
             self._on_end(event)
+        elif isinstance(event, RequestInterrupted):
+            self._books.interrupt(event.request_id)
         elif isinstance(event, BlocksCleared):
             if event.tier in (None, Tier.G1_DEVICE):
                 self._index.clear(event.worker_id)
@@ -173,10 +180,10 @@ class Kv(Router):
         seen = self._see(event, live)
         costs = cost.costs(self._weights, event.isl, self._block_size, *seen)
         if self._temperature > 0:
-            u = draw(self.settings.seed, "softmax", event.request_id)
+            u = draw(self.settings.seed, "softmax", event.draw_id)
             at, rule = softmax(u, costs, self._temperature), "softmax"
         else:
-            at, rule = self._ties.lowest(event.request_id, costs, self._ids)
+            at, rule = self._ties.lowest(event.draw_id, costs, self._ids)
         overlap_blocks = seen.device_blocks[at]
         self._note_overlap(seen.device_blocks, overlap_blocks)
         reason = f"cost {costs[at]:.2f}, {overlap_blocks} blocks cached, {seen.requests[at]} open"

@@ -19,7 +19,7 @@ class LeastLoaded(Router):
 
     def _choose(self, event: RequestArrived, live: tuple[WorkerView, ...]) -> Choice:
         loads = [worker.in_flight for worker in live]
-        index, rule = self._ties.lowest(event.request_id, loads, [worker.up.worker_id for worker in live])
+        index, rule = self._ties.lowest(event.draw_id, loads, [worker.up.worker_id for worker in live])
         return Choice(index, rule, f"{loads[index]} in flight, least of {len(live)}")
 
     def _learn(self, event: Event) -> None:

@@ -12,5 +12,5 @@ class Random(Router):
     """Index floor(u * n) of the live workers."""
 
     def _choose(self, event: RequestArrived, live: tuple[WorkerView, ...]) -> Choice:
-        u = draw(self.settings.seed, "random", event.request_id)
+        u = draw(self.settings.seed, "random", event.draw_id)
         return Choice(pick(u, len(live)), "random", f"u {u:.6f} of {len(live)}")

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 from policies.cluster.draws import draw, pick
-from policies.cluster.ids import RequestId, WorkerId
+from policies.cluster.ids import WorkerId
 from policies.cluster.state import WorkerView
 from policies.router.settings import TieBreak
 
@@ -41,22 +41,22 @@ class Ties:
         """The worker is gone."""
         self._noted.pop(worker_id, None)
 
-    def choose(self, request_id: RequestId, equals: Sequence[WorkerId]) -> int:
+    def choose(self, draw_id: str, equals: Sequence[WorkerId]) -> int:
         """Index into `equals` (sorted by id, at least two)."""
         if self._rule == "lowest_id":
             return 0
         if self._rule == "least_recent":
             turns = [self._noted.get(worker_id, 0) for worker_id in equals]
             return turns.index(min(turns))
-        return pick(draw(self._seed, "tie", request_id), len(equals))
+        return pick(draw(self._seed, "tie", draw_id), len(equals))
 
-    def lowest(self, request_id: RequestId, costs: Sequence[float], worker_ids: Sequence[WorkerId]) -> tuple[int, str]:
+    def lowest(self, draw_id: str, costs: Sequence[float], worker_ids: Sequence[WorkerId]) -> tuple[int, str]:
         """Index of the lowest cost and the rule that decided, `min` or `tie`; equal means exactly equal."""
         least = min(costs)
         if costs.count(least) == 1:
             return costs.index(least), "min"
         equals = [i for i, cost in enumerate(costs) if cost == least]
-        return equals[self.choose(request_id, [worker_ids[i] for i in equals])], "tie"
+        return equals[self.choose(draw_id, [worker_ids[i] for i in equals])], "tie"
 
 
 def shares(costs: Sequence[float], temperature: float) -> list[float]:

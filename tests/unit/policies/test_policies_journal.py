@@ -75,6 +75,7 @@ def test_a_line_is_plain_json() -> None:
             "request_id": "r1",
             "worker_id": 2,
             "rule": "min",
+            "leg": "AGG",
             "overlap_blocks": 1,
             "candidates": [],
         }

@@ -1,0 +1,216 @@
+"""Two legs: where a prompt is computed, and where the answer is made from its KV.
+
+Owns two modes, one per leg, each with its own candidates by role. It decides the order of the legs (source first:
+compute, then look for a destination; destination first: find room, then compute), and whether a short prompt stays on
+the decode worker. It never moves KV: the world does, and says so with `PrefillDone` and `RoomReserved`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+from policies.cluster.actions import Action, Dispatch
+from policies.cluster.draws import draw
+from policies.cluster.events import (
+    ENDS,
+    BlocksCleared,
+    BlocksRemoved,
+    BlocksStored,
+    Event,
+    FirstToken,
+    PrefillDone,
+    RequestArrived,
+    RequestEvent,
+    RoomReserved,
+    WorkerEvent,
+    WorkerLost,
+    WorkerUp,
+)
+from policies.cluster.ids import Leg, RequestId, Role, WorkerId
+from policies.cluster.state import ClusterView
+from policies.router.base import Router
+from policies.router.settings import RouterSettings
+
+Order = Literal["prefill_first", "decode_first"]
+Conditional = Literal["off", "isl", "prefill_load", "isl_or_load"]
+
+LOCAL_BELOW_TOKENS = 2048
+LOCAL_BELOW_SHARE = 0.7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DisaggregationSettings:
+    """`order` of the legs; `conditional`: when a prompt stays on its decode worker (router spec, section 11).
+
+    `busy_tokens`: a prefill worker with more prompt tokens dispatched and not done is busy (None: never).
+    """
+
+    order: Order
+    conditional: Conditional
+    busy_tokens: int | None
+
+
+def leg_settings(settings: RouterSettings) -> tuple[RouterSettings, RouterSettings]:
+    """The settings of the two legs: prefill weighs prompts alone, decode weighs blocks alone and expects no reuse."""
+    other = int(draw(settings.seed, "decode leg", RequestId("seed")) * 2**53)
+    return (
+        replace(settings, track_active_blocks=False, track_prefill_tokens=True),
+        replace(settings, seed=other, overlap_score_credit=0.0, assume_kv_reuse=False, track_prefill_tokens=False),
+    )
+
+
+def stays_local(isl: int, overlap_tokens: int) -> bool:
+    """Whether what is left to compute is short, and a small part of the prompt (both limits strict)."""
+    left = isl - overlap_tokens
+    return left < LOCAL_BELOW_TOKENS and left / isl < LOCAL_BELOW_SHARE
+
+
+class Disaggregated:
+    """Routes both legs of each request; without a prefill worker, requests run whole on decode workers."""
+
+    subscribes: ClassVar[frozenset[type[Event]]] = frozenset(
+        {
+            RequestArrived,
+            PrefillDone,
+            RoomReserved,
+            FirstToken,
+            WorkerUp,
+            WorkerLost,
+            BlocksStored,
+            BlocksRemoved,
+            BlocksCleared,
+            *ENDS,
+        }
+    )
+
+    def __init__(self, prefill: Router, decode: Router, settings: DisaggregationSettings) -> None:
+        self._prefill = prefill
+        self._decode = decode
+        self._settings = settings
+        prefill.serve(Role.PREFILL, Leg.PREFILL)
+        decode.serve(Role.DECODE, Leg.DECODE)
+        self.subscribes = (prefill.subscribes | decode.subscribes | _OWN) if _learns(prefill, decode) else _OWN  # type: ignore[misc]
+        self._roles: dict[WorkerId, Role] = {}
+        self._prefilling: set[RequestId] = set()
+        self._decoding: set[RequestId] = set()
+        self._prompt_tokens: dict[WorkerId, int] = {}
+        self._local = 0
+
+    def counters(self) -> dict[str, int]:
+        """The counters of both legs, by leg, and how many requests stayed local."""
+        legs = (("prefill", self._prefill), ("decode", self._decode))
+        told = {f"{leg}_{name}": count for leg, router in legs for name, count in router.counters().items()}
+        return told | {"local": self._local}
+
+    def decide(self, event: Event, view: ClusterView) -> Sequence[Action]:
+        if isinstance(event, RequestArrived):
+            return self._arrived(event, view)
+        if isinstance(event, PrefillDone):
+            return self._prefilled(event, view)
+        if isinstance(event, RoomReserved):
+            return self._reserved(event, view)
+        if isinstance(event, RequestEvent):
+            self._request_event(event, view)
+        elif isinstance(event, WorkerEvent):
+            self._worker_event(event, view)
+        return ()
+
+    # ------------------------------------------------------------ the legs
+
+    def _arrived(self, event: RequestArrived, view: ClusterView) -> Sequence[Action]:
+        if not view.live_of(Role.PREFILL):
+            return self._run_whole(event, view)
+        if self._settings.order == "decode_first":
+            return self._send_decode(event, view)
+        if self._is_local(event, view):
+            self._local += 1
+            return self._run_whole(event, view)
+        return self._send_prefill(event, view)
+
+    def _prefilled(self, event: PrefillDone, view: ClusterView) -> Sequence[Action]:
+        self._leave_prefill(event.request_id, view)
+        request = view.requests[event.request_id]
+        if event.request_id in self._decoding:
+            return ()
+        return self._send_decode(request.arrived, view)
+
+    def _reserved(self, event: RoomReserved, view: ClusterView) -> Sequence[Action]:
+        request = view.requests[event.request_id]
+        if self._settings.order == "prefill_first" or request.prefill_worker_id is not None:
+            return ()
+        return self._send_prefill(request.arrived, view)
+
+    def _send_prefill(self, event: RequestArrived, view: ClusterView) -> Sequence[Action]:
+        action = self._prefill.route(event, view)
+        if isinstance(action, Dispatch):
+            self._prefilling.add(event.request_id)
+            tokens = self._prompt_tokens
+            tokens[action.worker_id] = tokens.get(action.worker_id, 0) + event.isl
+        return (action,)
+
+    def _send_decode(self, event: RequestArrived, view: ClusterView) -> Sequence[Action]:
+        action = self._decode.route(event, view)
+        if isinstance(action, Dispatch):
+            self._decoding.add(event.request_id)
+        return (action,)
+
+    def _run_whole(self, event: RequestArrived, view: ClusterView) -> Sequence[Action]:
+        """Prompt and answer on one decode worker."""
+        return tuple(
+            replace(action, leg=Leg.AGG) if isinstance(action, Dispatch) else action
+            for action in self._send_decode(event, view)
+        )
+
+    def _is_local(self, event: RequestArrived, view: ClusterView) -> bool:
+        """Whether the prompt stays on the decode worker that would answer it."""
+        rule = self._settings.conditional
+        if rule == "off":
+            return False
+        short = rule in ("isl", "isl_or_load") and stays_local(event.isl, 0)
+        return short or (rule in ("prefill_load", "isl_or_load") and self._prefill_is_busy(view))
+
+    def _prefill_is_busy(self, view: ClusterView) -> bool:
+        limit = self._settings.busy_tokens
+        if limit is None:
+            return False
+        return all(self._prompt_tokens.get(w.worker_id, 0) > limit for w in view.live_of(Role.PREFILL))
+
+    # ------------------------------------------------------------ what the legs must learn
+
+    def _leave_prefill(self, request_id: RequestId, view: ClusterView) -> None:
+        if request_id in self._prefilling:
+            self._prefilling.discard(request_id)
+            self._prefill.leg_over(request_id)
+            request = view.requests.get(request_id)
+            if request is not None and request.prefill_worker_id in self._prompt_tokens:
+                self._prompt_tokens[request.prefill_worker_id] -= request.arrived.isl
+
+    def _request_event(self, event: RequestEvent, view: ClusterView) -> None:
+        ended = type(event) in ENDS
+        if ended and event.request_id in self._prefilling:
+            self._prefilling.discard(event.request_id)
+            self._prefill.decide(event, view)
+        if event.request_id in self._decoding:
+            self._decode.decide(event, view)
+            if ended:
+                self._decoding.discard(event.request_id)
+
+    def _worker_event(self, event: WorkerEvent, view: ClusterView) -> None:
+        if isinstance(event, WorkerUp):
+            self._roles[event.worker_id] = event.role
+        router = self._prefill if self._roles.get(event.worker_id) is Role.PREFILL else self._decode
+        if type(event) in router.subscribes:
+            router.decide(event, view)
+        if isinstance(event, WorkerLost):
+            self._roles.pop(event.worker_id, None)
+            self._prompt_tokens.pop(event.worker_id, None)
+
+
+_OWN: frozenset[type[Event]] = frozenset({RequestArrived, PrefillDone, RoomReserved, WorkerUp, WorkerLost, *ENDS})
+
+
+def _learns(*routers: Router) -> bool:
+    """Whether a leg keeps books of its own, so that more events matter than those of the legs."""
+    return any(router.subscribes - Router.subscribes for router in routers)
