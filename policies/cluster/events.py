@@ -64,8 +64,8 @@ class RequestArrived(RequestEvent):
 class RequestMigrated(RequestArrived):
     """An interrupted request is to be sent again, for the `attempt`-th time: an arrival to every router.
 
-    `isl` counts the `emitted_tokens` that the client has already, `blocks` names their content too; `max_tokens` is what
-    is left of the budget. `excluded` are workers that must not get it.
+    `isl` counts the `emitted_tokens` that the client has already, `blocks` names their content too; `max_tokens` is
+    what is left of the budget. `excluded` are workers that must not get it.
     """
 
     attempt: int

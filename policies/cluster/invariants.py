@@ -11,14 +11,27 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from policies.cluster.actions import Action, AddWorker, Cancel, Dispatch, DrainWorker, Reject, SetTimer
+from policies.cluster.actions import (
+    Action,
+    AddWorker,
+    Cancel,
+    Dispatch,
+    DrainWorker,
+    Fail,
+    Migrate,
+    Reject,
+    SetTimer,
+)
 from policies.cluster.events import (
     ENDS,
     Event,
     FirstToken,
     RequestArrived,
     RequestEvent,
+    RequestFailed,
     RequestFinished,
+    RequestInterrupted,
+    RequestMigrated,
     RequestRejected,
     TimerFired,
     TokensEmitted,
@@ -67,7 +80,8 @@ IN_FLIGHT = Rule(
 ANSWERED = Rule(
     "I7",
     "Every action ends in exactly one terminal event.",
-    "Dispatch: end of the request or loss of the worker; Reject: RequestRejected; Cancel: end of the request; "
+    "Dispatch: end or interruption of the request, or loss of the worker; Reject: RequestRejected, or RequestFailed "
+    "when the request had been sent before; Migrate: RequestMigrated; Fail: RequestFailed; Cancel: end of the request; "
     "DrainWorker: WorkerLost; SetTimer: TimerFired or a later SetTimer of that name",
 )
 SOURCE = Rule(
@@ -125,6 +139,10 @@ class Invariants:
         self._draining: set[WorkerId] = set()
         self._rejects: set[RequestId] = set()
         self._cancels: set[RequestId] = set()
+        self._interrupted: set[RequestId] = set()  # no order yet, or one that is not carried out yet
+        self._migrates: dict[RequestId, int] = {}  # ordered attempts
+        self._fails: set[RequestId] = set()
+        self._attempts: dict[RequestId, int] = {}  # open requests that were sent again
         self._drains: set[WorkerId] = set()
         self._timers: dict[str, float] = {}
         self._past: deque[tuple[Event, tuple[Action, ...]]] = deque(maxlen=_STORY_PAIRS)
@@ -168,7 +186,7 @@ class Invariants:
         if self._open:
             some = sorted(self._open)[:10]
             raise broken(DRAINED, f"{len(self._open)} requests open, among them {some}", self._story(some[0]))
-        waiting = sorted(self._rejects | self._cancels | self._sent.keys())
+        waiting = sorted(self._rejects | self._cancels | self._fails | self._migrates.keys() | self._sent.keys())
         if waiting:
             raise broken(ANSWERED, f"no terminal event for orders about requests {waiting[:10]}")
         overdue = sorted(name for name, due_s in self._timers.items() if due_s < self._now_s)
@@ -179,7 +197,7 @@ class Invariants:
 
     def _on_request(self, event: RequestEvent) -> None:
         request_id = event.request_id
-        if isinstance(event, RequestArrived):
+        if isinstance(event, RequestArrived) and not isinstance(event, RequestMigrated):
             if request_id in self._open:
                 raise broken(LIFE, f"{event!r}, which is open already", self._story(request_id))
             self._open.add(request_id)
@@ -187,17 +205,45 @@ class Invariants:
             return
         if request_id not in self._open:
             raise broken(LIFE, f"{event!r}, which is not open", self._story(request_id))
-        if isinstance(event, FirstToken | TokensEmitted | RequestFinished):
+        if isinstance(event, RequestInterrupted):
+            self._on_interrupted(event)
+        elif isinstance(event, RequestMigrated):
+            self._on_migrated(event)
+        elif isinstance(event, FirstToken | TokensEmitted | RequestFinished):
             sent = self._sent.get(request_id)
             if event.worker_id != sent:
                 raise broken(SOURCE, f"{event!r}, sent to worker {sent}", self._story(request_id))
         if type(event) in ENDS:
             self._on_end(event)
 
+    def _on_interrupted(self, event: RequestInterrupted) -> None:
+        request_id = event.request_id
+        if request_id in self._interrupted:
+            raise broken(LIFE, f"{event!r}, which is interrupted already", self._story(request_id))
+        sent = self._sent.pop(request_id, None)
+        if sent is not None:
+            self._on[sent].discard(request_id)
+        self._interrupted.add(request_id)
+
+    def _on_migrated(self, event: RequestMigrated) -> None:
+        request_id = event.request_id
+        attempt = self._migrates.pop(request_id, None)
+        if attempt != event.attempt:
+            raise broken(ANSWERED, f"{event!r}, ordered was attempt {attempt}", self._story(request_id))
+        self._interrupted.discard(request_id)
+        self._attempts[request_id] = event.attempt
+
     def _on_end(self, event: RequestEvent) -> None:
         request_id = event.request_id
-        if request_id in self._rejects and not isinstance(event, RequestRejected):
+        answer = RequestFailed if request_id in self._attempts else RequestRejected
+        if request_id in self._rejects and not isinstance(event, answer):
             raise broken(ANSWERED, f"{event!r} answers a Reject", self._story(request_id))
+        if request_id in self._fails and not isinstance(event, RequestFailed):
+            raise broken(ANSWERED, f"{event!r} answers a Fail", self._story(request_id))
+        self._interrupted.discard(request_id)
+        self._migrates.pop(request_id, None)
+        self._fails.discard(request_id)
+        self._attempts.pop(request_id, None)
         self._open.discard(request_id)
         self._ended += 1
         self._rejects.discard(request_id)
@@ -247,6 +293,8 @@ class Invariants:
                 if action.request_id not in self._open:
                     raise broken(LIFE, f"{action!r}, which is not open", self._story(action.request_id))
                 self._cancels.add(action.request_id)
+            case Migrate() | Fail():
+                self._on_order(action)
             case AddWorker():
                 pass  # a start may still be under way when the run ends
             case DrainWorker():
@@ -258,8 +306,26 @@ class Invariants:
             case _:
                 raise broken(ANSWERED, f"{type(action).__name__} has no terminal event; name one in {__name__}")
 
+    def _on_order(self, action: Migrate | Fail) -> None:
+        """An order about an interrupted request."""
+        request_id = action.request_id
+        if request_id not in self._interrupted:
+            raise broken(LIFE, f"{action!r}, which is not interrupted", self._story(request_id))
+        if request_id in self._migrates or request_id in self._fails:
+            raise broken(ANSWERED, f"{action!r}, and an earlier order is open", self._story(request_id))
+        if isinstance(action, Fail):
+            self._fails.add(request_id)
+        elif action.attempt != self._attempts.get(request_id, 0) + 1:
+            raise broken(
+                LIFE, f"{action!r}, sent again {self._attempts.get(request_id, 0)} times", self._story(request_id)
+            )
+        else:
+            self._migrates[request_id] = action.attempt
+
     def _on_dispatch(self, action: Dispatch) -> None:
         request_id, worker_id = action.request_id, action.worker_id
+        if request_id in self._interrupted:
+            raise broken(LIFE, f"{action!r}, which is interrupted", self._story(request_id))
         if worker_id not in self._on or worker_id in self._draining:
             state = "draining" if worker_id in self._draining else "not up"
             raise broken(LIVE, f"{action!r}, and the worker is {state}", self._story(worker_id))

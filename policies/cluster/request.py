@@ -70,6 +70,8 @@ TRANSITIONS: MappingProxyType[RequestState, MappingProxyType[type[Event | Action
         _S.STREAMING: MappingProxyType(
             {TokensEmitted: _S.STREAMING, RoomReserved: _S.STREAMING, RequestFinished: _S.COMPLETED, **_LEAVING}
         ),
+        _S.INTERRUPTED: MappingProxyType({RequestMigrated: _S.MIGRATING, **_ENDINGS}),
+        _S.MIGRATING: MappingProxyType({Dispatch: _S.DISPATCHED, **_ENDINGS}),
     }
 )
 """Ended states have no row: nothing follows an end."""

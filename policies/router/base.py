@@ -94,7 +94,7 @@ class Router:
     # ------------------------------------------------------------ one decision
 
     def _route(self, event: RequestArrived, view: ClusterView) -> Dispatch | Reject:
-        live = view.live if self._role is None else view.live_of(self._role)
+        live = self._eligible(event, view)
         choice = self._pinned(event, view) if event.worker_hint is not None else self._free(event, live)
         if isinstance(choice, Refusal):
             return self._refuse(event.request_id, choice)
@@ -111,6 +111,13 @@ class Router:
             overlap_blocks=choice.overlap_blocks,
             candidates=candidates,
         )
+
+    def _eligible(self, event: RequestArrived, view: ClusterView) -> tuple[WorkerView, ...]:
+        """The live workers that this leg of the request may go to, by id."""
+        live = view.live if self._role is None else view.live_of(self._role)
+        if isinstance(event, RequestMigrated) and event.excluded:
+            return tuple(worker for worker in live if worker.worker_id not in event.excluded)
+        return live
 
     def _free(self, event: RequestArrived, live: tuple[WorkerView, ...]) -> Choice | Refusal:
         if not live:
@@ -140,7 +147,7 @@ class Router:
 
     def _candidates(self, event: RequestArrived, view: ClusterView) -> tuple[Candidate, ...]:
         """All workers by id: the live ones with the mode's terms, the others with why they could not be chosen."""
-        told = self._explain(event, view.live if self._role is None else view.live_of(self._role))
+        told = self._explain(event, self._eligible(event, view))
         fenced = [
             Candidate(worker_id=worker_id, in_flight=worker.in_flight, why_not=fence)
             for worker_id, worker in view.workers.items()
