@@ -21,7 +21,7 @@ from twin.engine.sequence import Phase, Sequence
 from twin.engine.settings import EngineSettings
 from twin.engine.steplog import Row, StepLog
 from twin.engine.ticks import instant
-from twin.perf.protocol import LatencyModel, PrefillChunk
+from twin.perf.protocol import DecodePiece, LatencyModel, PrefillChunk
 
 
 class VllmEngine:
@@ -217,8 +217,16 @@ class VllmEngine:
         if piece is None or epoch.done >= piece.steps:
             piece = self.latency.decode_piece(batch.size, batch.ctx_tokens)
             epoch.begin(piece, step.start_s)
+        self._stretch(step)
+        return step
+
+    def _stretch(self, step: StepPlan) -> None:
+        """Make a decode plan as long as is certain, or one step when leaping is off."""
+        batch, pool, epoch, piece = self.batch, self.pool, self._epoch, self._epoch.piece
+        steps = 1
         step.decodes = batch.size
-        if self.settings.leap:
+        step.evict_s = None
+        if self.settings.leap and piece is not None:
             steps = batch.next_finish()
             if piece.steps - epoch.done < steps:
                 steps = piece.steps - epoch.done
@@ -230,9 +238,8 @@ class VllmEngine:
                         step.evict_s = epoch.end_s(until)
                     else:
                         steps = until
-            step.steps = steps
-        step.end_s = epoch.end_s(step.steps)
-        return step
+        step.steps = steps
+        step.end_s = epoch.end_s(steps)
 
     def truncate(self, step: StepPlan, at_s: float) -> bool:
         """Shorten a planned leap to the step in which `at_s` falls; returns whether its end has moved."""
@@ -247,6 +254,36 @@ class VllmEngine:
         step.steps = steps
         step.end_s = self._epoch.end_s(steps)
         return True
+
+    # ------------------------------------------------------------ one rank of a group that waits for its slowest
+
+    def own_pace(self) -> DecodePiece:
+        """What the steps of this batch would last from here on if nobody else had to be waited for."""
+        return self.latency.decode_piece(self.batch.size, self.batch.ctx_tokens)
+
+    def has_pace(self) -> bool:
+        """Whether the step times that were last set still hold for the batch."""
+        piece = self._epoch.piece
+        return piece is not None and self._epoch.done < piece.steps
+
+    def set_pace(self, step: StepPlan | None, piece: DecodePiece | None) -> None:
+        """The decode steps from the start of `step` on last what `piece` says; without one, ask again."""
+        if piece is None or step is None:
+            self._epoch.piece = None
+        else:
+            self._epoch.begin(piece, step.start_s)
+            self._stretch(step)
+
+    def shorten(self, step: StepPlan, steps: int) -> None:
+        """Cut a decode plan to its first `steps` steps."""
+        step.steps = steps
+        step.end_s = self._epoch.end_s(steps)
+        if step.evict_s is not None and step.evict_s >= step.end_s:
+            step.evict_s = None
+
+    def emitted_at(self, at_s: float) -> bool:
+        """Whether every member of the decode batch made a token at `at_s`."""
+        return not self._log.late and self._log.emitted_s == at_s
 
     def settle(self, step: StepPlan, at_s: float) -> None:
         """Account for the steps of a planned leap that have ended by `at_s`, so that its evictions are known.

@@ -1,0 +1,155 @@
+"""The TensorRT-LLM scheduler: the running-first core of the vLLM one, with other rules of who may enter.
+
+Guaranteed no evict admits a request only if it can grow to its end beside everybody else, so nobody is ever preempted.
+Max utilisation admits what fits now and preempts the newest when blocks run out. A prompt that is cached to its last
+block computes nothing. Rules and their evidence: docs/engines/trtllm.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from policies.errors import InvariantError
+from twin.engine.ledger import Ledger
+from twin.engine.plan import Outcome
+from twin.engine.pool import NO_MATCH, BlockPool, Match
+from twin.engine.sequence import Phase, Sequence
+from twin.engine.settings import EngineSettings
+from twin.engine.steplog import Row
+from twin.engine.vllm import VllmEngine
+from twin.perf.protocol import LatencyModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrtllmSettings(EngineSettings):
+    """`capacity_policy` is "guaranteed_no_evict" or "max_utilization"."""
+
+    capacity_policy: str
+
+
+class TrtllmEngine(VllmEngine):
+    """One TensorRT-LLM replica; see `VllmEngine` for how it is driven."""
+
+    def __init__(
+        self,
+        settings: TrtllmSettings,
+        latency: LatencyModel,
+        *,
+        worker_id: int = 0,
+        record: Callable[[Row], None] | None = None,
+        kv_events: bool = False,
+        leap_past_evictions: bool = True,
+    ) -> None:
+        super().__init__(
+            settings,
+            latency,
+            worker_id=worker_id,
+            record=record,
+            kv_events=kv_events,
+            leap_past_evictions=leap_past_evictions,
+        )
+        guaranteed = settings.capacity_policy == "guaranteed_no_evict"
+        kind: type[FullHitLedger] = NoEvictLedger if guaranteed else FullHitLedger
+        self.ledger = self._promises = kind(self.pool, settings.block_size, caching=settings.prefix_caching)
+
+    def submit(self, seq: Sequence) -> str | None:
+        """Queue a request, its outputs cut to what the pool can hold; a prompt that leaves no room for any is refused."""
+        refusal = self._cut_to_pool(seq)
+        return super().submit(seq) if refusal is None else refusal
+
+    def reserve(self, seq: Sequence) -> bool:
+        return self._cut_to_pool(seq) is None and super().reserve(seq)
+
+    def _cut_to_pool(self, seq: Sequence) -> str | None:
+        settings = self.settings
+        room_tokens = settings.blocks * settings.block_size
+        if seq.prompt >= room_tokens:
+            return f"prompt of {seq.prompt} tokens leaves no room for an output: the pool holds {room_tokens} tokens"
+        seq.outputs_limit = min(seq.outputs_limit, room_tokens - seq.prompt)
+        return None
+
+    def _complete(self, seq: Sequence, end_s: float, outcome: Outcome) -> None:
+        super()._complete(seq, end_s, outcome)
+        if seq.phase is Phase.HELD:
+            self._promises.grown(seq)
+
+    def audit(self) -> None:
+        """Recount blocks, and what is promised beyond them."""
+        super().audit()
+        self._promises.audit()
+
+
+class FullHitLedger(Ledger):
+    """A ledger whose look-up may find all known tokens, the last one too."""
+
+    __slots__ = ()
+
+    def prefix(self, seq: Sequence) -> Match:
+        limit = (seq.prompt + seq.outputs) // self.block_size
+        if not self.caching or limit <= 0:
+            return NO_MATCH
+        return self.pool.match(seq.pieces(self.block_size), limit)
+
+    def grown(self, seq: Sequence) -> None:
+        """A sequence keeps its blocks and will take no more."""
+
+    def audit(self) -> None:
+        """Recount what is promised; raises InvariantError where it is off."""
+
+
+class NoEvictLedger(FullHitLedger):
+    """Keeps blocks back for everybody who has entered: `committed` are those owned, and those still to be taken.
+
+    A block taken by somebody who has entered was promised before, so the total moves only when somebody enters or
+    leaves.
+    """
+
+    __slots__ = ("_finish", "committed")
+
+    def __init__(self, pool: BlockPool, block_size: int, *, caching: bool) -> None:
+        super().__init__(pool, block_size, caching=caching)
+        self.committed = 0
+        self._finish: dict[Sequence, int] = {}
+
+    def fits(self, seq: Sequence, match: Match) -> bool:
+        """Whether a request can grow to its end; blocks that somebody owns already are counted there."""
+        more = self._blocks_at_end(seq) - (match.blocks - match.inactive)
+        return more <= self.pool.capacity - self.committed
+
+    def start(self, seq: Sequence, match: Match) -> int:
+        finish = self._finish[seq] = self._blocks_at_end(seq)
+        self.committed += finish - (match.blocks - match.inactive)
+        return super().start(seq, match)
+
+    def reserve(self, seq: Sequence) -> bool:
+        """Take fresh blocks for a whole prompt that will come from elsewhere; nothing cached is reused."""
+        if not self.fits(seq, NO_MATCH):
+            return False
+        self.start(seq, NO_MATCH)
+        seq.owned = -(-seq.prompt // self.block_size)
+        self.pool.take(seq.owned)
+        return True
+
+    def release(self, seq: Sequence) -> None:
+        active, owned = self.pool.active, seq.owned
+        super().release(seq)
+        finish = self._finish.pop(seq, None)
+        if finish is not None:
+            self.committed -= active - self.pool.active + finish - owned
+
+    def grown(self, seq: Sequence) -> None:
+        self.committed -= self._finish[seq] - seq.owned
+        self._finish[seq] = seq.owned
+
+    def audit(self) -> None:
+        """Nobody may be promised more than there is. Owned blocks of decoding members are known to the batch alone."""
+        if not self.pool.active <= self.committed <= self.pool.capacity:
+            raise InvariantError(
+                f"pool: {self.pool.active} blocks owned, {self.committed} owned or promised, {self.pool.capacity} in all"
+            )
+        if not self._finish and self.committed:
+            raise InvariantError(f"pool: {self.committed} blocks owned or promised, and nobody has entered")
+
+    def _blocks_at_end(self, seq: Sequence) -> int:
+        return -(-(seq.prompt + seq.outputs_limit) // self.block_size)
