@@ -67,17 +67,27 @@ class MockWorker:
         refusal = self.engine.submit(seq)
         if refusal is not None:
             return refusal
-        plan = self._plan
-        if plan is None:
-            if is_pending(self._idle):
-                self._clock.put(self._idle, self._clock.now, self._step_start)
-        elif (
-            (plan.steps > 1 or plan.settled)
-            and not self.engine.head_is_blocked
-            and self.engine.truncate(plan, self._clock.now)
-        ):
-            self._wake = self._clock.move(self._wake, plan.end_s, self._step_end)
+        if self._plan is None:
+            self.nudge()
+        elif not self.engine.head_is_blocked:
+            self.cut()
         return None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step (or a leap) is under way."""
+        return self._plan is not None
+
+    def nudge(self) -> None:
+        """There may be something to do: an idle worker looks again, at this instant, when everything else is done."""
+        if self._plan is None and is_pending(self._idle):
+            self._clock.put(self._idle, self._clock.now, self._step_start)
+
+    def cut(self) -> None:
+        """Let a leap end with the step that is under way now."""
+        plan = self._plan
+        if plan is not None and (plan.steps > 1 or plan.settled) and self.engine.truncate(plan, self._clock.now):
+            self._wake = self._clock.move(self._wake, plan.end_s, self._step_end)
 
     def settle(self, plan: StepPlan) -> bool:
         """Account for what a leap has done by now; False when it is over or cut short before its next eviction."""

@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from simpy.events import Event as SimEvent
 
 from policies.cluster.actions import Action, Dispatch, Reject, SetTimer
-from policies.cluster.blocks import NO_BLOCKS, BlockPath, ContentTree
+from policies.cluster.blocks import ContentTree
 from policies.cluster.controller import Controller
 from policies.cluster.events import (
     BlocksRemoved,
@@ -29,7 +29,7 @@ from policies.cluster.events import (
     WorkerReported,
     WorkerUp,
 )
-from policies.cluster.ids import RequestId, Role, WorkerId
+from policies.cluster.ids import Leg, RequestId, Role, WorkerId
 from policies.errors import CapabilityError, EngineError, InvariantError
 from twin.engine.plan import Outcome, StepPlan
 from twin.engine.sequence import Sequence as EngineSequence
@@ -38,6 +38,8 @@ from twin.engine.ticks import instant
 from twin.engine.vllm import VllmEngine
 from twin.mocker.clock import Clock, Order
 from twin.mocker.demand import Demand, Row
+from twin.mocker.handoff import Handoff, HandoffPlan, Handoffs
+from twin.mocker.requests import OpenRequest
 from twin.mocker.sinks import Sinks
 from twin.mocker.worker import MockWorker
 from twin.perf.protocol import LatencyModel
@@ -71,23 +73,12 @@ PROMPT = Observation()
 """Everything is learned at once."""
 
 
-@dataclass(slots=True)
-class OpenRequest:
-    """A request that has arrived and not ended."""
-
-    row: Row
-    arrival_s: float
-    path: BlockPath | None
-    worker_id: WorkerId | None = None
-    dispatch_s: float | None = None
-    sequence: EngineSequence | None = None
-
-
 class MockWorld:
     """Runs a demand through a controller and simulated workers.
 
     `key_tokens` is how many tokens one hash id of the demand stands for (None: no ids). `concurrency` closes the loop:
-    at most so many units (rows, or whole sessions) at once, recorded times ignored.
+    at most so many units (rows, or whole sessions) at once, recorded times ignored. `handoff` says how KV goes from
+    prefill workers to decode workers, where there are such.
     """
 
     def __init__(
@@ -101,6 +92,7 @@ class MockWorld:
         key_tokens: int | None = None,
         concurrency: int | None = None,
         observe: Observation = PROMPT,
+        handoff: HandoffPlan | None = None,
         on_end: Callable[[OpenRequest, str], None] | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> None:
@@ -131,6 +123,12 @@ class MockWorld:
         self._has_keys = key_tokens is not None
         self._kv_events = controller.wants(BlocksStored) or controller.wants(BlocksRemoved)
         self._reports = controller.wants(WorkerReported)
+        self.handoffs: Handoffs | None = None
+        if handoff is not None:
+            self.handoffs = Handoffs(
+                self.clock, handoff.rules, handoff.mover(self.clock), self._tree, post=self._post, close=self._close
+            )
+        self._decode_events = handoff is not None and handoff.decode_kv_events
         for spec in workers:
             if spec.ready_s <= 0.0:
                 self._start_worker(spec)
@@ -214,7 +212,7 @@ class MockWorld:
         request_id = RequestId(row.request_id)
         if request_id in self.open:  # the trace repeats an id; ours must be unique while it is open
             request_id = RequestId(f"{row.request_id}#{row.row}")
-        self.open[request_id] = OpenRequest(row, now_s, path)
+        self.open[request_id] = OpenRequest(request_id, row, now_s, path)
         self._post(
             RequestArrived(
                 at_s=now_s,
@@ -257,44 +255,58 @@ class MockWorld:
     def _dispatch(self, action: Dispatch) -> None:
         now_s = self.clock.now
         request = self.open[action.request_id]
-        row, path = request.row, request.path
         worker = self.workers[action.worker_id]
-        own = self._tree.private()
-        if path is None:
-            blocks = row.isl // self._block_size
-            path = BlockPath(((own, blocks),), blocks) if blocks else NO_BLOCKS
-        request.worker_id = action.worker_id
-        request.dispatch_s = now_s
-        request.sequence = seq = EngineSequence(
-            action.request_id,
-            row.isl,
-            row.osl,
-            path,
-            own,
-            row=row.row,
-            arrival_s=request.arrival_s,
-            dispatch_s=now_s,
-        )
+        if request.dispatch_s is None:
+            request.dispatch_s = now_s
+        seq = request.leg(action.leg, self._tree, now_s)
         shown = json.dumps([asdict(c) for c in action.candidates]) if action.candidates else None
         self._sinks.decisions.append(
             (
                 now_s,
-                row.row,
+                request.row.row,
                 action.request_id,
                 action.worker_id,
-                self._router,
+                self._router if action.leg is Leg.AGG else f"{self._router} {action.leg.value}",
                 action.rule,
                 action.overlap_blocks,
                 action.reason,
                 shown,
             )
         )
-        refusal = worker.submit(seq)
+        if action.leg is Leg.AGG:
+            request.worker_id = action.worker_id
+            refusal = worker.submit(seq)
+        else:
+            refusal = self._dispatch_leg(request, action.leg, worker, seq)
         if refusal is not None:
-            self._end(action.request_id, "rejected", refusal)
+            self._refuse(request, refusal)
         elif self._reports and not self._reporting:
             self._reporting = True
             self._next_report()
+
+    def _dispatch_leg(self, request: OpenRequest, leg: Leg, worker: MockWorker, seq: EngineSequence) -> str | None:
+        """One side of a hand-off; returns why it is refused."""
+        if self.handoffs is None:
+            raise CapabilityError(f"a {leg.value} leg was dispatched in a run without hand-off between workers")
+        if request.handoff is None:
+            request.handoff = Handoff(request)
+        if leg is Leg.PREFILL:
+            request.prefill_worker_id = worker.worker_id
+            return self.handoffs.start_prefill(request.handoff, worker, seq)
+        request.worker_id = worker.worker_id
+        return self.handoffs.place_decode(request.handoff, worker, seq)
+
+    def _refuse(self, request: OpenRequest, reason: str) -> None:
+        """An engine can never run it: rejected, or failed when a leg of it has been computed already."""
+        handoff = request.handoff
+        status = "failed" if handoff is not None and handoff.held_s is not None else "rejected"
+        if handoff is not None and self.handoffs is not None:
+            request.closed = True
+            self.handoffs.cancel(handoff)
+        self._end(request.request_id, status, reason)
+
+    def _close(self, request: OpenRequest, status: str, reason: str | None) -> None:
+        self._end(request.request_id, status, reason)
 
     def _fire(self, action: SetTimer) -> None:
         if self._timers.get(action.name) == action.due_s:
@@ -313,7 +325,9 @@ class MockWorld:
             spec.latency,
             worker_id=spec.worker_id,
             record=self._sinks.steps.append,
-            kv_events=self._kv_events and spec.settings.prefix_caching,
+            kv_events=self._kv_events
+            and spec.settings.prefix_caching
+            and (spec.role is not Role.DECODE or self._decode_events),
             leap_past_evictions=self._observe.kv_event_lag_s <= 0.0,
         )
         up = WorkerUp(
@@ -342,6 +356,8 @@ class MockWorld:
                 self._end(seq.request_id, "completed", None)
             else:
                 self._end(seq.request_id, "failed", seq.finish_reason)
+        if self.handoffs is not None:
+            self.handoffs.on_step(worker, outcome)
 
     def _watch(self, worker: MockWorker, plan: StepPlan) -> None:
         """A leap will evict blocks on its way: whoever looks at the caches then must know."""
@@ -410,25 +426,27 @@ class MockWorld:
 
     def _end(self, request_id: RequestId, status: str, reason: str | None) -> None:
         request = self.open.pop(request_id)
+        request.closed = True
         now_s = self.clock.now
         self._note(request, status, reason)
-        seq, worker_id = request.sequence, request.worker_id
+        worker_id = request.worker_id
         event: Event
-        if status == "completed" and worker_id is not None and seq is not None:
-            event = RequestFinished(at_s=now_s, request_id=request_id, worker_id=worker_id, output_tokens=seq.outputs)
+        if status == "completed":
+            answered = worker_id if worker_id is not None else request.prefill_worker_id
+            assert answered is not None
+            event = RequestFinished(at_s=now_s, request_id=request_id, worker_id=answered, output_tokens=request.made)
         elif status == "rejected":
             event = RequestRejected(at_s=now_s, request_id=request_id, reason=reason or "", worker_id=worker_id)
         else:
-            outputs = seq.outputs if seq is not None else 0
             event = RequestFailed(
-                at_s=now_s, request_id=request_id, reason=reason or "", worker_id=worker_id, output_tokens=outputs
+                at_s=now_s, request_id=request_id, reason=reason or "", worker_id=worker_id, output_tokens=request.made
             )
         self._post(event)
         self._follow(request.row)
 
     def _note(self, request: OpenRequest, status: str, reason: str | None) -> None:
         """Hand the finished row to the record."""
-        row, seq = request.row, request.sequence
+        row, seq, admitted = request.row, request.sequence, request.admitted
         self._sinks.requests[row.row] = (
             row.row,
             row.request_id,
@@ -439,13 +457,13 @@ class MockWorld:
             status,
             reason,
             request.worker_id,
-            None,
+            request.prefill_worker_id,
             request.dispatch_s,
-            seq.admit_s if seq is not None else None,
-            seq.first_token_s if seq is not None else None,
-            seq.last_token_s if seq is not None else None,
-            seq.outputs if seq is not None else 0,
-            seq.cached_tokens if seq is not None else None,
+            admitted.admit_s if admitted is not None else None,
+            request.first_s,
+            request.last_s,
+            request.made,
+            admitted.cached_tokens if admitted is not None else None,
             seq.readmissions if seq is not None else 0,
             0,
         )

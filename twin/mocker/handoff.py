@@ -1,0 +1,500 @@
+"""Prefill/decode hand-off: who holds what until when, between the engines of two workers.
+
+    submitted -> held (source keeps the blocks) -> reserved (destination has room) -> moving -> active -> released
+
+Source first looks for a destination when the prompt is computed; destination first reserves room, then computes. A busy
+worker carries out what it is told when its step ends, an idle one at once. At one instant: all step ends come first,
+then, worker by worker (prefill pool before decode pool), reservations take effect, deferred commands run in order of
+arrival, newly held prompts look for a destination (specs: engine 1 T3 and 11). No KV is used before it has arrived, and
+none is given back before it has been fetched, given up or its lease has ended.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol
+
+from policies.cluster.blocks import ContentTree
+from policies.cluster.events import Event, FirstToken, PrefillDone, RoomReserved
+from policies.cluster.ids import Leg, Role, WorkerId
+from twin.engine.plan import Outcome
+from twin.engine.sequence import Sequence
+from twin.engine.ticks import instant
+from twin.mocker.clock import Clock, Order
+from twin.mocker.worker import MockWorker
+
+if TYPE_CHECKING:
+    from twin.mocker.requests import OpenRequest
+
+_DECODE_POOL = 1 << 31  # commands of decode workers come behind those of prefill workers at one instant
+
+
+class State(Enum):
+    """Where a hand-off stands."""
+
+    SUBMITTED = "submitted"
+    HELD = "held"
+    RESERVED = "reserved"
+    MOVING = "moving"
+    ACTIVE = "active"
+    RELEASED = "released"
+
+
+class Move(Protocol):
+    """A transfer under way."""
+
+    def cancel(self) -> object: ...
+
+
+class Mover(Protocol):
+    """Moves KV from one worker to another and says when it is there (at once, if it takes no time)."""
+
+    def move(
+        self, source: WorkerId, dest: WorkerId, tokens: int, blocks: int, on_done: Callable[[], None]
+    ) -> Move | None: ...
+
+
+class PrivateMover:
+    """Every transfer has a link of its own: set-up plus bytes over bandwidth (None: no time), nothing contends."""
+
+    def __init__(
+        self, clock: Clock, *, bytes_per_token: int, bandwidth_bytes_per_s: float | None, setup_s: float
+    ) -> None:
+        self._clock = clock
+        self._bytes_per_token = bytes_per_token
+        self._bandwidth = bandwidth_bytes_per_s
+        self._setup_s = setup_s
+
+    def move(
+        self, source: WorkerId, dest: WorkerId, tokens: int, blocks: int, on_done: Callable[[], None]
+    ) -> Move | None:
+        took_s = self._setup_s
+        if self._bandwidth is not None:
+            took_s += tokens * self._bytes_per_token / self._bandwidth
+        if took_s <= 0.0:
+            on_done()
+            return None
+        return _Timed(self._clock, instant(self._clock.now + took_s), int(Order.TRANSFER_DONE), on_done)
+
+
+class _Timed:
+    """A call at an instant that can be called off."""
+
+    __slots__ = ("_what",)
+
+    def __init__(self, clock: Clock, at_s: float, order: int, what: Callable[[], None]) -> None:
+        self._what: Callable[[], None] | None = what
+        clock.at(at_s, order).callbacks.append(self._fire)
+
+    def _fire(self, _: object) -> None:
+        what, self._what = self._what, None
+        if what is not None:
+            what()
+
+    def cancel(self) -> bool:
+        pending = self._what is not None
+        self._what = None
+        return pending
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandoffRules:
+    """`first_token`: which worker's token the client sees first. `lease_s`: how long a source holds blocks that nobody
+    fetches (None: for ever). `missing_only`: only blocks that the destination has not cached are sent. `one_at_a_time`:
+    the reference's rules (one reservation per attempt; preempted requests stay out while others wait for room).
+    """
+
+    first_token: str
+    lease_s: float | None
+    missing_only: bool
+    one_at_a_time: bool
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandoffPlan:
+    """How a run hands KV over. `mover` makes what moves it, on the run's clock; `decode_kv_events`: decode workers tell
+    what they have cached (the reference's do not).
+    """
+
+    rules: HandoffRules
+    mover: Callable[[Clock], Mover]
+    decode_kv_events: bool = False
+
+
+class Handoff:
+    """One request between two workers, with the instants of its stages (None where it has not been)."""
+
+    __slots__ = (
+        "activated_s",
+        "asked",
+        "dest",
+        "dst",
+        "expired",
+        "held_s",
+        "lease",
+        "move",
+        "released_s",
+        "request",
+        "reserved_s",
+        "source",
+        "src",
+        "state",
+    )
+
+    def __init__(self, request: OpenRequest) -> None:
+        self.request = request
+        self.state = State.SUBMITTED
+        self.source: MockWorker | None = None
+        self.dest: MockWorker | None = None
+        self.src: Sequence | None = None
+        self.dst: Sequence | None = None
+        self.move: Move | None = None
+        self.lease: _Timed | None = None
+        self.asked = 0
+        self.expired = False
+        self.held_s: float | None = None
+        self.reserved_s: float | None = None
+        self.activated_s: float | None = None
+        self.released_s: float | None = None
+
+
+class _Side:
+    """What one worker has to do for hand-offs besides its steps."""
+
+    __slots__ = ("deferred", "held", "pending", "refused", "reserved", "scheduled", "worker")
+
+    def __init__(self, worker: MockWorker) -> None:
+        self.worker = worker
+        self.pending: deque[Handoff] = deque()  # ask for room, first come first served
+        self.refused = False  # the head did not fit, and nothing has changed since
+        self.reserved: list[Handoff] = []  # got room at the end of the step, not acted upon yet
+        self.deferred: list[Callable[[], None]] = []
+        self.held: list[Handoff] = []
+        self.scheduled = False
+
+
+class Handoffs:
+    """All hand-offs of a run. `post` hands an event to the controller; `close` ends a request."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        rules: HandoffRules,
+        mover: Mover,
+        tree: ContentTree,
+        *,
+        post: Callable[[Event], None],
+        close: Callable[[OpenRequest, str, str | None], None],
+    ) -> None:
+        self._clock = clock
+        self.rules = rules
+        self._mover = mover
+        self._tree = tree
+        self._post = post
+        self._close = close
+        self._sides: dict[WorkerId, _Side] = {}
+        self._by_src: dict[Sequence, Handoff] = {}
+        self._asked = 0
+        self.leases_expired = 0
+
+    # ------------------------------------------------------------ dispatches
+
+    def start_prefill(self, handoff: Handoff, worker: MockWorker, seq: Sequence) -> str | None:
+        """The prefill leg goes to a worker; returns the reason when its engine can never run it."""
+        refusal = worker.submit(seq)
+        if refusal is None:
+            handoff.source, handoff.src = worker, seq
+            self._by_src[seq] = handoff
+        return refusal
+
+    def place_decode(self, handoff: Handoff, worker: MockWorker, seq: Sequence) -> str | None:
+        """The decode leg asks a worker for room; returns the reason when it can never have it."""
+        settings = worker.engine.settings
+        blocks = -(-seq.prompt // settings.block_size)
+        if blocks > settings.blocks:
+            return (
+                f"prompt of {seq.prompt} tokens needs {blocks} KV blocks of {settings.block_size} on decode worker "
+                f"{worker.up.name}, its pool has {settings.blocks}"
+            )
+        if settings.max_model_len is not None:
+            seq.outputs_limit = min(seq.outputs_limit, max(settings.max_model_len - seq.prompt, 0))
+        handoff.dest, handoff.dst = worker, seq
+        self._asked += 1
+        seq.asked = handoff.asked = self._asked
+        side = self._side(worker)
+        side.pending.append(handoff)
+        self._hold_back(side)
+        if not worker.busy:
+            self._try_now(side)
+        elif len(side.pending) == 1:
+            worker.cut()
+        return None
+
+    # ------------------------------------------------------------ steps
+
+    def on_step(self, worker: MockWorker, outcome: Outcome) -> None:
+        """A step of a worker has ended: note what it held, try reservations, and act when all steps have ended."""
+        side = self._side(worker)
+        if outcome.freed:
+            side.refused = False
+        side.held += [self._by_src[seq] for seq in outcome.held]
+        side.reserved += self._attempt(side)
+        if side.held or side.reserved or side.deferred:
+            self._schedule(side)
+
+    def _schedule(self, side: _Side) -> None:
+        if not side.scheduled:
+            side.scheduled = True
+            up = side.worker.up
+            order = Order.COMMAND + up.worker_id + (_DECODE_POOL if up.role is not Role.PREFILL else 0)
+            self._clock.at(self._clock.now, order).callbacks.append(lambda _: self._act(side))
+
+    def _act(self, side: _Side) -> None:
+        side.scheduled = False
+        reserved, side.reserved = side.reserved, []
+        for handoff in reserved:
+            self._on_reserved(handoff)
+        deferred, side.deferred = side.deferred, []
+        for command in deferred:
+            command()
+        held, side.held = side.held, []
+        for handoff in held:
+            self._on_held(handoff)
+
+    # ------------------------------------------------------------ source
+
+    def _on_held(self, handoff: Handoff) -> None:
+        """The prompt is computed; its blocks wait for whoever fetches them."""
+        now_s, request, src, source = self._clock.now, handoff.request, handoff.src, handoff.source
+        assert src is not None
+        assert source is not None
+        if request.closed:
+            self._release_source(handoff)
+            return
+        again = handoff.held_s is not None
+        handoff.held_s = now_s
+        if handoff.dest is not None and handoff.reserved_s is not None:
+            handoff.state = State.RESERVED
+        else:
+            handoff.state = State.HELD
+        if not again:
+            self._post(PrefillDone(at_s=now_s, request_id=src.request_id, worker_id=source.worker_id))
+            if self.rules.first_token == "prefill":
+                self._first_token(handoff, now_s)
+        if request.closed:
+            return
+        if handoff.state is State.RESERVED:
+            self._start_move(handoff)
+        elif handoff.state is State.HELD and self.rules.lease_s is not None:
+            at_s = instant(now_s + self.rules.lease_s)
+            handoff.lease = _Timed(self._clock, at_s, int(Order.TIMER), lambda: self._expire(handoff))
+
+    def _first_token(self, handoff: Handoff, now_s: float) -> None:
+        """The client has its first token from the prefill worker; one-token answers end here."""
+        request, src = handoff.request, handoff.src
+        assert src is not None
+        request.first_token_s = now_s
+        self._post(FirstToken(at_s=now_s, request_id=src.request_id, worker_id=src_worker(handoff)))
+        if handoff.dst is not None:
+            _has_first(handoff.dst, now_s)
+        if request.row.osl <= 1:
+            self._give_up_room(handoff)
+            self._do(handoff.source, lambda: self._release_source(handoff))
+            request.last_token_s = now_s
+            request.outputs = request.row.osl
+            self._close(request, "completed", None)
+
+    def _expire(self, handoff: Handoff) -> None:
+        """Nobody fetched the blocks in time: the source takes them back, and the prompt is computed again later."""
+        if handoff.state is State.HELD:
+            self.leases_expired += 1
+            handoff.expired = True
+            handoff.state = State.SUBMITTED
+            self._do(handoff.source, lambda: self._release_source(handoff))
+
+    def _release_source(self, handoff: Handoff) -> None:
+        src, source = handoff.src, handoff.source
+        if src is None or source is None:
+            return
+        self._by_src.pop(src, None)
+        handoff.src = None
+        handoff.released_s = self._clock.now
+        if handoff.lease is not None:
+            handoff.lease.cancel()
+        source.engine.release(src)
+        source.nudge()
+
+    # ------------------------------------------------------------ destination
+
+    def _attempt(self, side: _Side) -> list[Handoff]:
+        """Give room to the head of the queue (and to those behind it, unless one at a time)."""
+        got: list[Handoff] = []
+        while side.pending and not side.refused:
+            handoff = side.pending[0]
+            assert handoff.dst is not None
+            if not side.worker.engine.reserve(handoff.dst):
+                side.refused = True
+                break
+            side.pending.popleft()
+            handoff.reserved_s = self._clock.now
+            got.append(handoff)
+            if self.rules.one_at_a_time:
+                break
+        if got:
+            self._hold_back(side)
+        return got
+
+    def _try_now(self, side: _Side) -> None:
+        for handoff in self._attempt(side):
+            self._on_reserved(handoff)
+
+    def _on_reserved(self, handoff: Handoff) -> None:
+        """Room is taken: fetch what is held, or ask for it to be computed."""
+        dst, dest = handoff.dst, handoff.dest
+        assert dst is not None
+        assert dest is not None
+        if handoff.request.closed:
+            return
+        if handoff.state is State.HELD:
+            handoff.state = State.RESERVED
+            self._start_move(handoff)
+        elif handoff.expired and handoff.source is not None:
+            self._compute_again(handoff)
+        else:
+            self._post(RoomReserved(at_s=self._clock.now, request_id=dst.request_id, worker_id=dest.worker_id))
+
+    def _compute_again(self, handoff: Handoff) -> None:
+        source = handoff.source
+        assert source is not None
+        handoff.expired = False
+        src = handoff.request.leg(Leg.PREFILL, self._tree, self._clock.now)
+        if self.start_prefill(handoff, source, src) is not None:
+            self._close(handoff.request, "failed", "the prompt could not be computed again after its lease ended")
+
+    def _start_move(self, handoff: Handoff) -> None:
+        source, dest, dst = handoff.source, handoff.dest, handoff.dst
+        assert source is not None
+        assert dest is not None
+        assert dst is not None
+        handoff.state = State.MOVING
+        if handoff.lease is not None:
+            handoff.lease.cancel()
+        size = self.rules.block_size
+        tokens, blocks = dst.prompt, -(-dst.prompt // size)
+        if self.rules.missing_only:
+            blocks -= dst.published
+            tokens = blocks * size
+        handoff.move = self._mover.move(
+            source.worker_id, dest.worker_id, tokens, blocks, lambda: self._on_moved(handoff)
+        )
+
+    def _on_moved(self, handoff: Handoff) -> None:
+        handoff.move = None
+        if not handoff.request.closed:
+            self._do(handoff.dest, lambda: self._activate(handoff))
+
+    def _activate(self, handoff: Handoff) -> None:
+        """The KV is here: the request enters the destination, the source lets go, the next in line may have room."""
+        dest, dst = handoff.dest, handoff.dst
+        assert dest is not None
+        assert dst is not None
+        if handoff.request.closed:
+            return
+        handoff.state = State.ACTIVE
+        handoff.activated_s = self._clock.now
+        side = self._side(dest)
+        if self.rules.first_token == "prefill" and handoff.held_s is not None:
+            _has_first(dst, handoff.held_s)
+        if dest.engine.activate(dst):
+            side.refused = False
+        dest.nudge()
+        self._do(handoff.source, lambda: self._release_source(handoff))
+        self._try_now(side)
+
+    # ------------------------------------------------------------ ends
+
+    def cancel(self, handoff: Handoff) -> None:
+        """The request is over, whatever its state: free both sides, each when its step ends, each exactly once."""
+        if handoff.move is not None:
+            handoff.move.cancel()
+            handoff.move = None
+        if handoff.src is not None:
+            self._do(handoff.source, lambda: self._drop_source(handoff))
+        self._give_up_room(handoff)
+
+    def _drop_source(self, handoff: Handoff) -> None:
+        src, source = handoff.src, handoff.source
+        if src is None or source is None:
+            return
+        self._by_src.pop(src, None)
+        handoff.src = None
+        if handoff.lease is not None:
+            handoff.lease.cancel()
+        source.engine.cancel(src)
+        source.nudge()
+
+    def _give_up_room(self, handoff: Handoff) -> None:
+        dest, dst = handoff.dest, handoff.dst
+        if dest is None or dst is None:
+            return
+        side = self._side(dest)
+        if handoff in side.pending:
+            head = side.pending[0] is handoff
+            side.pending.remove(handoff)
+            self._hold_back(side)
+            if head:
+                side.refused = False
+                self._do(dest, lambda: self._try_now(side))
+            return
+        self._do(dest, lambda: self._drop_dest(side, dst))
+
+    def _drop_dest(self, side: _Side, dst: Sequence) -> None:
+        side.worker.engine.cancel(dst)
+        side.refused = False
+        side.worker.nudge()
+        self._try_now(side)
+
+    def forget(self, worker: MockWorker) -> list[Handoff]:
+        """A worker is gone with all that it held; returns the hand-offs that it was part of and that are not over."""
+        side = self._sides.pop(worker.worker_id, None)
+        gone = [h for h in self._by_src.values() if h.source is worker]
+        if side is not None:
+            gone += [h for h in side.pending if h not in gone]
+        return gone
+
+    # ------------------------------------------------------------ inside
+
+    def _side(self, worker: MockWorker) -> _Side:
+        side = self._sides.get(worker.worker_id)
+        if side is None:
+            side = self._sides[worker.worker_id] = _Side(worker)
+        return side
+
+    def _do(self, worker: MockWorker | None, command: Callable[[], None]) -> None:
+        """At once on an idle worker, at the end of its step on a busy one."""
+        assert worker is not None
+        if worker.busy:
+            self._side(worker).deferred.append(command)
+            worker.cut()
+        else:
+            command()
+
+    def _hold_back(self, side: _Side) -> None:
+        if self.rules.one_at_a_time:
+            side.worker.engine.hold_back(bool(side.pending))
+
+
+def src_worker(handoff: Handoff) -> WorkerId:
+    """The worker that computed the prompt."""
+    assert handoff.source is not None
+    return handoff.source.worker_id
+
+
+def _has_first(dst: Sequence, at_s: float) -> None:
+    """The answer's first token was made elsewhere, at `at_s`."""
+    dst.outputs = 1
+    dst.first_token_s = dst.last_token_s = at_s
