@@ -102,11 +102,10 @@ def page_charts(charts: Sequence[Chart]) -> list[dict[str, object]]:
 
 def _page(record: RunRecord, report: Report, complete: bool) -> dict[str, object]:
     return {
-        "title": f"{report.meta.trace.name} on {text.counted(len(report.workers), 'worker')},"
-        f" {text.counted(report.meta.gpus, 'GPU')}",
-        "badges": list(_badges(report, complete)),
+        "title": title(report),
+        "badges": list(badges(report, complete)),
         "facts": list(_facts(report)),
-        "tiles": _tiles(report),
+        "tiles": tiles(report),
         "sla": None if report.sla is None else _sla(report.sla),
         "latency": _latency(report),
         "charts": page_charts(run_charts(record, report)),
@@ -120,7 +119,14 @@ def _page(record: RunRecord, report: Report, complete: bool) -> dict[str, object
     }
 
 
-def _badges(report: Report, complete: bool) -> Iterator[Toned]:
+def title(report: Report) -> str:
+    """The run in a few words."""
+    workers, gpus = text.counted(len(report.workers), "worker"), text.counted(report.meta.gpus, "GPU")
+    return f"{report.meta.trace.name} on {workers}, {gpus}"
+
+
+def badges(report: Report, complete: bool) -> Iterator[Toned]:
+    """What must not be overlooked: simulated or measured, synthetic or recorded, partial, the verdict."""
     yield Toned("SIMULATED", "note") if report.meta.simulated else Toned("MEASURED", "good")
     yield Toned("SYNTHETIC TRACE", "note") if report.meta.trace.synthetic else Toned("RECORDED TRACE", "soft")
     if not complete:
@@ -140,7 +146,8 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
     yield "duration", f"{text.time(report.makespan_s)} of virtual time, first arrival to last token"
 
 
-def _tiles(report: Report) -> list[Tile]:
+def tiles(report: Report) -> list[Tile]:
+    """The figures at the top."""
     latency, rates = report.latency, report.throughput
     return [
         Tile("TTFT p95", text.time(latency.ttft_s.p95)),

@@ -34,7 +34,7 @@ def run_charts(record: RunRecord, report: Report) -> list[Chart]:
     """Every chart of the report page, in reading order; none for a run without requests."""
     if not report.demand.requests:
         return []
-    over = timeline(record, tuple(worker.worker_id for worker in report.workers))
+    over = _over(record, report)
     charts = [
         *_distributions(record, report, over),
         *_latencies_over_time(report, over),
@@ -43,6 +43,24 @@ def run_charts(record: RunRecord, report: Report) -> list[Chart]:
         _ttft_by_prompt(record),
     ]
     return [chart for chart in charts if not chart.empty]
+
+
+def first_charts(record: RunRecord, report: Report) -> list[Chart]:
+    """The six charts that tell most, in reading order; one may be empty."""
+    over = _over(record, report)
+    ttft, itl = _latencies_over_time(report, over)
+    return [
+        ttft,
+        itl,
+        _all_latencies(record, over),
+        _in_the_engines(over),
+        _kv_in_use(report, over, most=2),
+        _requests_per_second(over),
+    ]
+
+
+def _over(record: RunRecord, report: Report) -> Timeline:
+    return timeline(record, tuple(worker.worker_id for worker in report.workers))
 
 
 # --- axes -------------------------------------------------------------------------------------------------------------
@@ -137,6 +155,13 @@ def _distributions(record: RunRecord, report: Report, over: Timeline) -> Iterato
     )
 
 
+def _all_latencies(record: RunRecord, over: Timeline) -> Chart:
+    outcomes = outcomes_of(record.requests)
+    samples = (("TPOT", outcomes.tpot_s, 4), ("TTFT", outcomes.ttft_s, 0), ("E2E", outcomes.e2e_s, 1))
+    of_requests = [sample_cdf(name, values[outcomes.completed], colour) for name, values, colour in samples]
+    return cdf_chart("Latency distributions", [gap_cdf("ITL", over, 3), *of_requests])
+
+
 def _ttft_by_prompt(record: RunRecord) -> Chart:
     outcomes = outcomes_of(record.requests)
     isl, y = record.requests.floats("isl")[outcomes.completed], outcomes.ttft_s[outcomes.completed]
@@ -206,25 +231,8 @@ def latency_over_time(title: str, by: str, rows: F64, clock: Clock, colour: int,
 
 def _load_over_time(over: Timeline) -> Iterator[Chart]:
     clock = Clock(over)
-    running, waiting = over.levels["running"].sum(axis=0), over.levels["waiting"].sum(axis=0)
-    yield clock.chart(
-        "Requests in the engines",
-        Axis(title="requests", tick=number_tick, low=0.0),
-        [
-            clock.band("waiting", running + waiting, running, 1, [text.figures(float(n)) for n in waiting]),
-            clock.band("running", running, np.zeros_like(running), 0, [text.figures(float(n)) for n in running]),
-        ],
-        "running, and waiting on top of them; means",
-    )
-    yield clock.chart(
-        "Requests per second",
-        Axis(title="requests/s", tick=number_tick, low=0.0),
-        [
-            clock.line("arrived", over.arrivals_per_s, 5, text.figures),
-            clock.line("completed", over.completions_per_s, 2, text.figures),
-        ],
-        "",
-    )
+    yield _in_the_engines(over)
+    yield _requests_per_second(over)
     yield clock.chart(
         "Tokens per second",
         Axis(title="tokens/s", tick=number_tick, low=0.0),
@@ -243,20 +251,54 @@ def _load_over_time(over: Timeline) -> Iterator[Chart]:
     )
 
 
+def _in_the_engines(over: Timeline) -> Chart:
+    clock = Clock(over)
+    running, waiting = over.levels["running"].sum(axis=0), over.levels["waiting"].sum(axis=0)
+    return clock.chart(
+        "Requests in the engines",
+        Axis(title="requests", tick=number_tick, low=0.0),
+        [
+            clock.band("waiting", running + waiting, running, 1, [text.figures(float(n)) for n in waiting]),
+            clock.band("running", running, np.zeros_like(running), 0, [text.figures(float(n)) for n in running]),
+        ],
+        "waiting on top of running; means",
+    )
+
+
+def _requests_per_second(over: Timeline) -> Chart:
+    clock, arrived = Clock(over), over.arrivals_per_s
+    return clock.chart(
+        "Requests per second",
+        Axis(title="requests/s", tick=number_tick, low=0.0),
+        [
+            clock.band("arrived", arrived, np.zeros_like(arrived), 6, [text.figures(float(n)) for n in arrived]),
+            clock.line("completed", over.completions_per_s, 2, text.figures),
+        ],
+        "",
+    )
+
+
 def _workers_over_time(report: Report, over: Timeline) -> Iterator[Chart]:
-    sizes = {worker.worker_id: worker.total_blocks for worker in report.meta.workers}
-    totals = [float(sizes.get(worker_id) or np.nan) for worker_id in over.worker_ids]
-    kv_share: F64 = over.levels["active_blocks"] / np.array(totals, dtype=np.float64).reshape(-1, 1)
     share, count = Axis(title="share", tick=_share_tick, low=0.0), Axis(title="requests", tick=number_tick, low=0.0)
     names, clock = [worker.name for worker in report.workers], Clock(over)
-    yield _per_worker("KV pool in use", share, clock, kv_share, names, text.share)
+    yield _kv_in_use(report, over)
     yield _per_worker("Running requests per worker", count, clock, over.levels["running"], names, text.figures)
     yield _per_worker("Busy share per worker", replace(share, high=1.0), clock, over.busy, names, text.share)
 
 
-def _per_worker(title: str, y: Axis, clock: Clock, rows: F64, names: Sequence[str], say: Say) -> Chart:
+def _kv_in_use(report: Report, over: Timeline, most: int = MAX_LINES) -> Chart:
+    sizes = {worker.worker_id: worker.total_blocks for worker in report.meta.workers}
+    totals = [float(sizes.get(worker_id) or np.nan) for worker_id in over.worker_ids]
+    kv_share: F64 = over.levels["active_blocks"] / np.array(totals, dtype=np.float64).reshape(-1, 1)
+    share, names = Axis(title="share", tick=_share_tick, low=0.0), [worker.name for worker in report.workers]
+    return _per_worker("KV pool in use", share, Clock(over), kv_share, names, text.share, most)
+
+
+def _per_worker(
+    title: str, y: Axis, clock: Clock, rows: F64, names: Sequence[str], say: Say, most: int = MAX_LINES
+) -> Chart:
     """A line per worker; where that would be a tangle, the range of the workers and their median."""
-    if len(names) <= MAX_LINES:
+    if len(names) <= most:
         lines = [clock.line(name, row, place, say) for place, (name, row) in enumerate(zip(names, rows, strict=True))]
         return clock.chart(title, y, lines, "means")
     lowest, highest = rows.min(axis=0), rows.max(axis=0)

@@ -83,8 +83,8 @@ class Chart:
         return not any(np.isfinite(series.y).any() for series in self.series)
 
 
-class _Scale:
-    """Values to pixels along one axis."""
+class Scale:
+    """Values to pixels along one axis: its bounds `low` and `high`, its `ticks`, and where a value lies."""
 
     def __init__(self, axis: Axis, values: Sequence[F64], start_px: float, length_px: float) -> None:
         self.log = axis.log
@@ -141,9 +141,9 @@ def _log_ticks(low: float, high: float) -> list[float]:
 
 def draw(chart: Chart) -> str:
     """The chart as one <svg> element, its title as accessible text."""
-    x = _Scale(chart.x, [series.x for series in chart.series], LEFT, PLOT_W)
+    x = Scale(chart.x, [series.x for series in chart.series], LEFT, PLOT_W)
     y_values = [value for series in chart.series for value in (series.y, series.low) if value is not None]
-    y = _Scale(chart.y, y_values, TOP + PLOT_H, -PLOT_H)
+    y = Scale(chart.y, y_values, TOP + PLOT_H, -PLOT_H)
     parts = [
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(chart.title)}">',
         *_axes(chart, x, y),
@@ -154,7 +154,7 @@ def draw(chart: Chart) -> str:
     return "".join(parts)
 
 
-def _axes(chart: Chart, x: _Scale, y: _Scale) -> Iterator[str]:
+def _axes(chart: Chart, x: Scale, y: Scale) -> Iterator[str]:
     right, bottom = LEFT + PLOT_W, TOP + PLOT_H
     for value in y.ticks:
         at = _n(y.px(value))
@@ -173,7 +173,7 @@ def _axes(chart: Chart, x: _Scale, y: _Scale) -> Iterator[str]:
     )
 
 
-def _series(series: Series, x: _Scale, y: _Scale) -> str:
+def _series(series: Series, x: Scale, y: Scale) -> str:
     px, py = x.all_px(series.x), y.all_px(series.y)
     match series.kind:
         case "dots":
@@ -216,7 +216,7 @@ def _points(px: F64, py: F64) -> str:
     return " ".join(f"{_n(a)} {_n(b)}" for a, b in zip(px, py, strict=True))
 
 
-def _marks(chart: Chart, x: _Scale, y: _Scale) -> Iterator[str]:
+def _marks(chart: Chart, x: Scale, y: Scale) -> Iterator[str]:
     for mark in chart.marks:
         scale = x if mark.axis == "x" else y
         if not scale.holds(mark.at):
@@ -239,7 +239,7 @@ def _n(value: float) -> str:
 
 def pointer_json(chart: Chart) -> str:
     """What the page shows near the pointer: pixel positions and texts of each series, and of the moments."""
-    x = _Scale(chart.x, [series.x for series in chart.series], LEFT, PLOT_W)
+    x = Scale(chart.x, [series.x for series in chart.series], LEFT, PLOT_W)
 
     def column(values: F64, says: Sequence[str]) -> dict[str, object]:
         known = np.isfinite(values)

@@ -58,6 +58,21 @@ def test_the_commands_of_the_readme_run(root: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_blocks_of_the_notebook_document_run_one_after_the_other(root: Path, tmp_path: Path) -> None:
+    cut_bundled_trace(root, tmp_path)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    text = (root / "docs" / "notebooks.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```(bash|python)\n(.*?)```", text, re.DOTALL)
+    assert [language for language, _ in blocks] == ["bash", "python", "bash"]
+    for language, block in blocks:
+        command = ["bash", "-euc", block] if language == "bash" else [sys.executable, "-c", block]
+        env = {**os.environ, "PATH": path}
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{block}\n{done.stderr}"
+    assert (tmp_path / "first.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
 def test_the_output_that_the_readme_shows_is_what_is_printed(root: Path, tmp_path: Path) -> None:
     text = (root / "README.md").read_text(encoding="utf-8")
     shown = re.findall(r"<!-- printed by: twin (.*?) -->\n```text\n(.*?)```", text, re.DOTALL)

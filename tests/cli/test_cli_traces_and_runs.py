@@ -109,6 +109,20 @@ def test_a_report_can_be_told_again(twin, mine: Path, tmp_path: Path) -> None:
     assert twin("report", run, "--json").out == (run / "report.json").read_text(encoding="utf-8")
 
 
+def test_a_run_is_drawn_as_a_picture(twin, mine: Path, tmp_path: Path) -> None:
+    run, png = tmp_path / "run", tmp_path / "slides" / "run.png"
+    first = twin("replay", mine, "--time-unit", "s", "--out", run)
+    drawn = twin("report", run, "--png", png)
+    assert (drawn.code, drawn.out, drawn.err) == (0, f"{first.out}picture {png}\n", "")
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert twin("report", run, "--json", "--png", png).out == (run / "report.json").read_text(encoding="utf-8")
+    assert "must end in .png" in twin("report", run, "--png", "run.pdf").complaint
+    assert (
+        f"{run}/report.json/a.png: cannot be written"
+        in twin("report", run, "--png", run / "report.json/a.png").complaint
+    )
+
+
 def test_two_runs_are_compared_in_text_json_and_a_page(twin, mine: Path, tmp_path: Path) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
     twin("replay", mine, "--time-unit", "s", "--out", a)

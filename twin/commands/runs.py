@@ -9,17 +9,26 @@ from typing import Annotated
 import typer
 
 from twin.commands.options import Json, NoHtml
-from twin.errors import Exit
+from twin.errors import ConfigError, Exit
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
 
 
-def report(run: Run, json: Json = False, no_html: NoHtml = False) -> int:
+def report(
+    run: Run,
+    json: Json = False,
+    png: Annotated[
+        Path | None, typer.Option("--png", help="Draw the run as one picture, for slides.", metavar="FILE")
+    ] = None,
+    no_html: NoHtml = False,
+) -> int:
     """Print the report of a run again, and make its page anew."""
     from reports.record import read_run_state
     from reports.report import Report
     from reports.tables import report_text
 
+    if png is not None and png.suffix.lower() != ".png":
+        raise ConfigError(f"--png {png}: must end in .png; it is the only format of the picture")
     found = Report.load(run)
     state = read_run_state(run)
     page = run / "report.json"
@@ -27,10 +36,16 @@ def report(run: Run, json: Json = False, no_html: NoHtml = False) -> int:
         from reports.html import write_html
 
         page = write_html(run, found, complete=state.state == "complete")
+    if png is not None:
+        from reports.picture import write_picture
+
+        write_picture(run, found, png, complete=state.state == "complete")
     if json:
         print(found.to_json(), end="")
-    else:
-        print(report_text(found, path=str(page), run=state, colour=sys.stdout.isatty()))
+        return Exit.OK
+    print(report_text(found, path=str(page), run=state, colour=sys.stdout.isatty()))
+    if png is not None:
+        print(f"picture {png}")
     return Exit.OK
 
 
