@@ -230,19 +230,22 @@ class BlockPool:
 
     def _note_removed(self, branch: Branch, lo: int, hi: int) -> None:
         """Note the blocks of `lo..hi` that have no other copy."""
-        gaps = [(lo, hi)]
-        for other in self._by_branch.get(branch, ()):
+        self.removed.extend(BlockRun(branch, a, b) for a, b in self.lacking(branch, [(lo, hi)]))
+
+    def lacking(self, branch: Branch, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Those blocks of the spans of a branch that are not in this pool."""
+        for copies in self._by_branch.get(branch, ()):
             left = []
-            for a, b in gaps:
-                if other.hi <= a or other.lo >= b:
-                    left.append((a, b))
+            for lo, hi in spans:
+                if copies.hi <= lo or copies.lo >= hi:
+                    left.append((lo, hi))
                     continue
-                if a < other.lo:
-                    left.append((a, other.lo))
-                if other.hi < b:
-                    left.append((other.hi, b))
-            gaps = left
-        self.removed.extend(BlockRun(branch, a, b) for a, b in gaps)
+                if lo < copies.lo:
+                    left.append((lo, copies.lo))
+                if copies.hi < hi:
+                    left.append((copies.hi, hi))
+            spans = left
+        return spans
 
     def _split(self, copies: Copies, at: int) -> Copies:
         """Cut a stretch in two at block `at`; returns the tail, which is evicted before the front."""

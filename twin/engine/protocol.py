@@ -6,15 +6,46 @@ never knows other engines; a hand-off between two of them is carried out by `twi
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from typing import Protocol
 
+from policies.cluster.blocks import BlockRun
 from twin.engine.batch import DecodeBatch
 from twin.engine.plan import Outcome, StepPlan
 from twin.engine.sequence import Sequence
 
 
+class Pool(Protocol):
+    """The KV blocks of an engine, for those who count them or listen to KV events.
+
+    `stored` and `removed` collect what became findable and what was lost until somebody empties them.
+    """
+
+    stored: list[BlockRun]
+    removed: list[BlockRun]
+
+    @property
+    def active(self) -> int:
+        """Blocks owned by somebody now."""
+        ...
+
+    def audit(self) -> None:
+        """Recount everything; raises InvariantError where a count is off."""
+        ...
+
+
 class Engine(Protocol):
-    """One engine replica (or rank)."""
+    """One engine replica, or a group of ranks in step."""
+
+    @property
+    def pool(self) -> Pool:
+        """Its KV blocks."""
+        ...
+
+    @property
+    def waiting(self) -> Sized:
+        """Who waits to be admitted."""
+        ...
 
     @property
     def batch(self) -> DecodeBatch:

@@ -6,13 +6,27 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Speculation:
+    """Draft tokens that a decode step verifies: the k-th holds with chance `accept_rates[k]` if all before it did.
+
+    `seed` is the run's. `in_prefill`: the step that completes a prompt emits a burst too and pays for a decode, as the
+    reference simulator has it (docs/parity.md).
+    """
+
+    accept_rates: tuple[float, ...]
+    seed: int
+    in_prefill: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
     """Sizes of one engine: `blocks` of `block_size` tokens, at most `max_num_seqs` running requests and
     `max_num_batched_tokens` tokens in a step.
 
     `exclusive_prefill`: a step is one whole prompt or a decode step, prompts first. `preemption` is "lifo" or "fifo".
     `fifo_skip` and `abort_when_stuck` are behaviours of the reference simulator (docs/parity.md). `leap` False computes
-    every step on its own; the results are the same.
+    every step on its own; the results are the same. `ranks` > 1: attention data parallelism, all sizes are those of one
+    rank; `prefill_interval` is then the number of steps between chances for new prompts of a rank that decodes.
     """
 
     block_size: int
@@ -27,3 +41,6 @@ class EngineSettings:
     fifo_skip: bool = False
     abort_when_stuck: bool = False
     leap: bool = True
+    ranks: int = 1
+    prefill_interval: int = 1
+    speculation: Speculation | None = None

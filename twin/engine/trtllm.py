@@ -54,7 +54,7 @@ class TrtllmEngine(VllmEngine):
         self.ledger = self._promises = kind(self.pool, settings.block_size, caching=settings.prefix_caching)
 
     def submit(self, seq: Sequence) -> str | None:
-        """Queue a request, its outputs cut to what the pool can hold; a prompt that leaves no room for any is refused."""
+        """Queue a request, its outputs cut to what the pool can hold; a prompt that leaves room for none is refused."""
         refusal = self._cut_to_pool(seq)
         return super().submit(seq) if refusal is None else refusal
 
@@ -144,10 +144,9 @@ class NoEvictLedger(FullHitLedger):
 
     def audit(self) -> None:
         """Nobody may be promised more than there is. Owned blocks of decoding members are known to the batch alone."""
-        if not self.pool.active <= self.committed <= self.pool.capacity:
-            raise InvariantError(
-                f"pool: {self.pool.active} blocks owned, {self.committed} owned or promised, {self.pool.capacity} in all"
-            )
+        owned, capacity = self.pool.active, self.pool.capacity
+        if not owned <= self.committed <= capacity:
+            raise InvariantError(f"pool: {owned} blocks owned, {self.committed} owned or promised, {capacity} in all")
         if not self._finish and self.committed:
             raise InvariantError(f"pool: {self.committed} blocks owned or promised, and nobody has entered")
 
