@@ -5,11 +5,14 @@ It is built from a copy, so that leftovers of an earlier build can neither get i
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -53,6 +56,21 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (site,) = env.glob("lib/python*/site-packages")
     (site / "third_party.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
     return env
+
+
+def test_runtime_dependencies_are_exactly_what_the_rooms_import(root: Path) -> None:
+    declared = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    names = {re.split(r"\W", line)[0] for line in declared}
+    nodes = [
+        node
+        for room in ROOMS
+        for path in (root / room).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
+    tops = {name.partition(".")[0] for name in imported} - sys.stdlib_module_names - set(ROOMS)
+    assert tops == names | {"markupsafe"}  # a part of jinja2
 
 
 def test_the_wheel_holds_every_file_of_the_rooms_and_nothing_else(root: Path, wheel: Path) -> None:
