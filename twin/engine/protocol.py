@@ -13,6 +13,8 @@ from policies.cluster.blocks import BlockRun
 from twin.engine.batch import DecodeBatch
 from twin.engine.plan import Outcome, StepPlan
 from twin.engine.sequence import Sequence
+from twin.engine.settings import EngineSettings
+from twin.perf.protocol import LatencyModel
 
 
 class Pool(Protocol):
@@ -35,7 +37,14 @@ class Pool(Protocol):
 
 
 class Engine(Protocol):
-    """One engine replica, or a group of ranks in step."""
+    """One engine replica, or a group of ranks in step. A new `latency` takes effect with `reprice`."""
+
+    latency: LatencyModel
+
+    @property
+    def settings(self) -> EngineSettings:
+        """Its sizes and switches; those of one rank where there are several."""
+        ...
 
     @property
     def pool(self) -> Pool:
@@ -112,6 +121,10 @@ class Engine(Protocol):
 
         Returns whether that gave blocks back.
         """
+        ...
+
+    def hold_back(self, hold: bool) -> None:
+        """Whether preempted requests must stay out while others wait for room (a rule of the reference)."""
         ...
 
     def audit(self) -> None:

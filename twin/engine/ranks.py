@@ -13,11 +13,12 @@ from twin.engine.batch import DecodeBatch
 from twin.engine.plan import Outcome, StepPlan
 from twin.engine.pool import BlockPool
 from twin.engine.sequence import Sequence
+from twin.engine.settings import EngineSettings
 from twin.engine.steplog import Row
 from twin.engine.ticks import instant
 from twin.engine.vllm import VllmEngine
 from twin.perf.pieces import steps_on_this_side
-from twin.perf.protocol import DecodePiece
+from twin.perf.protocol import DecodePiece, LatencyModel
 
 
 class RankedEngine:
@@ -52,8 +53,18 @@ class RankedEngine:
     # ------------------------------------------------------------ what it looks like
 
     @property
-    def settings(self) -> object:
+    def settings(self) -> EngineSettings:
+        """Of one rank."""
         return self.ranks[0].settings
+
+    @property
+    def latency(self) -> LatencyModel:
+        return self.ranks[0].latency
+
+    @latency.setter
+    def latency(self, latency: LatencyModel) -> None:
+        for rank in self.ranks:
+            rank.latency = latency
 
     @property
     def worker_id(self) -> int:

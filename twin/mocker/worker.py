@@ -13,8 +13,8 @@ from simpy.events import Event
 from policies.cluster.events import WorkerUp
 from policies.cluster.ids import WorkerId
 from twin.engine.plan import Outcome, StepPlan
+from twin.engine.protocol import Engine
 from twin.engine.sequence import Sequence
-from twin.engine.vllm import VllmEngine
 from twin.mocker.clock import Clock, Order, is_pending
 
 
@@ -41,7 +41,7 @@ class MockWorker:
     def __init__(
         self,
         clock: Clock,
-        engine: VllmEngine,
+        engine: Engine,
         up: WorkerUp,
         on_step: Callable[[MockWorker, Outcome], None],
         on_evicting: Callable[[MockWorker, StepPlan], None],

@@ -31,11 +31,11 @@ from policies.cluster.events import (
 )
 from policies.cluster.ids import Leg, RequestId, Role, WorkerId
 from policies.errors import CapabilityError, EngineError, InvariantError
+from twin.engine.build import build_engine
 from twin.engine.plan import Outcome, StepPlan
 from twin.engine.sequence import Sequence as EngineSequence
 from twin.engine.settings import EngineSettings
 from twin.engine.ticks import instant
-from twin.engine.vllm import VllmEngine
 from twin.mocker.clock import Clock, Order
 from twin.mocker.demand import Demand, Row
 from twin.mocker.handoff import Handoff, HandoffPlan, Handoffs
@@ -320,7 +320,7 @@ class MockWorld:
     # ------------------------------------------------------------ workers
 
     def _start_worker(self, spec: WorkerSpec) -> None:
-        engine = VllmEngine(
+        engine = build_engine(
             spec.settings,
             spec.latency,
             worker_id=spec.worker_id,
@@ -336,9 +336,9 @@ class MockWorld:
             name=spec.name,
             role=spec.role,
             block_size=spec.settings.block_size,
-            total_blocks=spec.settings.blocks,
-            max_batched_tokens=spec.settings.max_num_batched_tokens,
-            max_num_seqs=spec.settings.max_num_seqs,
+            total_blocks=spec.settings.blocks * spec.settings.ranks,
+            max_batched_tokens=spec.settings.max_num_batched_tokens * spec.settings.ranks,
+            max_num_seqs=spec.settings.max_num_seqs * spec.settings.ranks,
             gpus=spec.gpus,
         )
         self.workers[spec.worker_id] = MockWorker(self.clock, engine, up, self._on_step, self._watch)
