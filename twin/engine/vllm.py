@@ -49,7 +49,7 @@ class VllmEngine:
         self.waiting: deque[Sequence] = deque()
         self.running: dict[Sequence, None] = {}
         self.activated: list[Sequence] = []
-        self._holds_back = False
+        self._holds_back: bool | None = None  # None: no such rule here
         self.preemptions = 0
         self._leap_past_evictions = leap_past_evictions
         self._log = StepLog(worker_id, record)
@@ -90,7 +90,7 @@ class VllmEngine:
             case Phase.WAITING:
                 self.waiting.remove(seq)
             case Phase.ACTIVATED:
-                self.activated.remove(seq)
+                (self.activated if seq in self.activated else self.waiting).remove(seq)
                 self.ledger.release(seq)
             case Phase.PREFILL | Phase.DECODE:
                 if seq.phase is Phase.DECODE:
@@ -107,6 +107,25 @@ class VllmEngine:
                 return
         seq.phase = Phase.DONE
         self._blocked = False
+
+    def made(self, seq: Sequence) -> tuple[int, float | None]:
+        """Tokens that a request has made, as far as steps are accounted for, and when it made the last of them."""
+        if seq.phase is not Phase.DECODE:
+            return seq.outputs, seq.last_token_s
+        return self.batch.length(seq) - seq.prompt, self._log.last_token_s(seq)
+
+    def reprice(self, step: StepPlan | None, end_s: float | None = None) -> None:
+        """Step times have changed: the next step is priced anew.
+
+        A running `step`, which the caller has cut to one, ends when it was to, or at `end_s`.
+        """
+        self._epoch.piece = None
+        if step is None:
+            return
+        if end_s is not None:
+            step.end_s = end_s
+        if not step.mixed and not step.literal:
+            self._epoch.begin(DecodePiece(step.end_s - step.start_s, 0.0, 0.0, 1), step.start_s)
 
     @property
     def idle(self) -> bool:
@@ -131,14 +150,17 @@ class VllmEngine:
         """Destination side: the prompt is here; it runs with the next step, in the order of asking for room."""
         self.ledger.arrived(seq)
         seq.phase = Phase.ACTIVATED
-        at = len(self.activated)
-        while at and self.activated[at - 1].asked > seq.asked:
+        queue = self.activated if self._holds_back is None else self.waiting
+        at = len(queue)
+        while at and queue[at - 1].asked > seq.asked:
             at -= 1
-        self.activated.insert(at, seq)
+        queue.insert(at, seq)
+        self._blocked = False
         return False
 
     def hold_back(self, hold: bool) -> None:
-        """Whether preempted requests must stay out while others wait for room (a rule of the reference)."""
+        """The reference's rule: one queue in order of asking for room, which preempted requests lead, and which they
+        may not leave while others wait for room (`hold`)."""
         if hold is not self._holds_back:
             self._holds_back = hold
             self._blocked = False
@@ -410,17 +432,17 @@ class VllmEngine:
         """Let in whom slots, blocks and the `left` tokens of the budget allow: prompts that came from elsewhere, then
         the head of waiting as long as it fits."""
         running, slots = self.running, self.settings.max_num_seqs
+        if self._holds_back is not None:
+            self._admit_as_asked(step, work, left)
+            return
         while self.activated and len(running) < slots:
-            seq = self.activated[0]
-            want = seq.prompt + seq.outputs - seq.computed
-            if want > left or self.ledger.needed(seq, want) > self.pool.free + self.pool.inactive:
+            left_after = self._take_in(self.activated[0], step, work, left)
+            if left_after is None:
                 break
             del self.activated[0]
-            self._start(seq, step.start_s, seq.published * self.settings.block_size)
-            left -= want
-            work.append((seq, self.ledger.extend(seq, want)))
+            left = left_after
         waiting = self.waiting
-        if self._holds_back or self.settings.exclusive_prefill:
+        if self.settings.exclusive_prefill:
             return
         while waiting and left > 0 and len(running) < slots:
             seq = waiting[0]
@@ -430,6 +452,38 @@ class VllmEngine:
             want = self._admit(seq, match, left, step.start_s)
             left -= want
             work.append((seq, self.ledger.extend(seq, want)))
+
+    def _admit_as_asked(self, step: StepPlan, work: list[tuple[Sequence, PrefillChunk]], left: int) -> None:
+        """One queue, strictly in order; while others wait for room only those whose prompt has come may leave it."""
+        while len(self.running) < self.settings.max_num_seqs:
+            free = (seq for seq in self.waiting if seq.phase is Phase.ACTIVATED or not self._holds_back)
+            seq = next(free, None)
+            if seq is None:
+                return
+            if seq.phase is Phase.ACTIVATED:
+                left_after = self._take_in(seq, step, work, left)
+                if left_after is None:
+                    return
+                self.waiting.remove(seq)
+                left = left_after
+                continue
+            match = self._admissible(seq, left) if left > 0 else None
+            if match is None:
+                return
+            want = self._admit(seq, match, left, step.start_s)
+            left -= want
+            work.append((seq, self.ledger.extend(seq, want)))
+
+    def _take_in(
+        self, seq: Sequence, step: StepPlan, work: list[tuple[Sequence, PrefillChunk]], left: int
+    ) -> int | None:
+        """Start a sequence whose prompt has come from elsewhere; what is left of the budget, None if it does not fit."""
+        want = seq.prompt + seq.outputs - seq.computed
+        if want > left or self.ledger.needed(seq, want) > self.pool.free + self.pool.inactive:
+            return None
+        self._start(seq, step.start_s, seq.published * self.settings.block_size)
+        work.append((seq, self.ledger.extend(seq, want)))
+        return left - want
 
     def _admissible(self, seq: Sequence, left: int) -> Match | None:
         """The cached prefix to start from when the head of waiting fits now, else None. Touches nothing."""

@@ -227,7 +227,7 @@ class Handoffs:
         seq.asked = handoff.asked = self._asked
         side = self._side(worker)
         side.pending.append(handoff)
-        self._hold_back(side)
+        self._queue_changed(side)
         if not worker.busy:
             self._try_now(side)
         elif len(side.pending) == 1:
@@ -344,8 +344,7 @@ class Handoffs:
             got.append(handoff)
             if self.rules.one_at_a_time:
                 break
-        if got:
-            self._hold_back(side)
+        self._queue_changed(side)
         return got
 
     def _try_now(self, side: _Side) -> None:
@@ -445,7 +444,7 @@ class Handoffs:
         if handoff in side.pending:
             head = side.pending[0] is handoff
             side.pending.remove(handoff)
-            self._hold_back(side)
+            self._queue_changed(side)
             if head:
                 side.refused = False
                 self._do(dest, lambda: self._try_now(side))
@@ -472,6 +471,7 @@ class Handoffs:
         side = self._sides.get(worker.worker_id)
         if side is None:
             side = self._sides[worker.worker_id] = _Side(worker)
+            self._queue_changed(side)
         return side
 
     def _do(self, worker: MockWorker | None, command: Callable[[], None]) -> None:
@@ -483,7 +483,8 @@ class Handoffs:
         else:
             command()
 
-    def _hold_back(self, side: _Side) -> None:
+    def _queue_changed(self, side: _Side) -> None:
+        side.worker.attentive = bool(side.pending) and not side.refused
         if self.rules.one_at_a_time:
             side.worker.engine.hold_back(bool(side.pending))
 
