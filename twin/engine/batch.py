@@ -36,6 +36,10 @@ class DecodeBatch:
         self.ctx_tokens += length
         heappush(self._finish, (step + seq.outputs_limit - seq.outputs, seq.order, seq))
 
+    def length(self, seq: Sequence) -> int:
+        """Tokens of a member as of the current step."""
+        return seq.join_len + self.step - seq.join_step
+
     def leave(self, seq: Sequence) -> None:
         """Take a member out and write its state (outputs, computed, owned blocks) as of the current step."""
         length = seq.join_len + self.step - seq.join_step

@@ -84,6 +84,17 @@ class Engine(Protocol):
         """
         ...
 
+    def made(self, seq: Sequence) -> tuple[int, float | None]:
+        """Tokens that a request has made, as far as steps are accounted for, and when it made the last of them."""
+        ...
+
+    def reprice(self, step: StepPlan | None, end_s: float | None = None) -> None:
+        """Step times have changed: the next step is priced anew.
+
+        A running `step`, which the caller has cut to one, ends when it was to, or at `end_s`.
+        """
+        ...
+
     # ------------------------------------------------------------ steps
 
     def plan(self, now_s: float) -> StepPlan | None:

@@ -7,6 +7,11 @@ not depend on the order in which durations were added. Exact for runs of up to 1
 from __future__ import annotations
 
 
+def before(at_s: float) -> float:
+    """The last instant before `at_s`: whatever has happened by then came before everything that happens at `at_s`."""
+    return instant(max(at_s - 1e-9, 0.0))
+
+
 def instant(seconds: float) -> float:
     """The instant nearest to `seconds` (not negative)."""
     return int(seconds * 1e9 + 0.5) / 1e9

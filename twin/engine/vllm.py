@@ -477,7 +477,7 @@ class VllmEngine:
     def _take_in(
         self, seq: Sequence, step: StepPlan, work: list[tuple[Sequence, PrefillChunk]], left: int
     ) -> int | None:
-        """Start a sequence whose prompt has come from elsewhere; what is left of the budget, None if it does not fit."""
+        """Start a sequence whose prompt has come from elsewhere; the budget left, None if it does not fit."""
         want = seq.prompt + seq.outputs - seq.computed
         if want > left or self.ledger.needed(seq, want) > self.pool.free + self.pool.inactive:
             return None

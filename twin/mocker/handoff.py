@@ -161,6 +161,11 @@ class Handoff:
         self.activated_s: float | None = None
         self.released_s: float | None = None
 
+    @property
+    def over(self) -> bool:
+        """Whether the request has ended, or goes on elsewhere."""
+        return self.request.closed or self.request.handoff is not self
+
 
 class _Side:
     """What one worker has to do for hand-offs besides its steps."""
@@ -269,10 +274,11 @@ class Handoffs:
 
     def _on_held(self, handoff: Handoff) -> None:
         """The prompt is computed; its blocks wait for whoever fetches them."""
-        now_s, request, src, source = self._clock.now, handoff.request, handoff.src, handoff.source
-        assert src is not None
+        now_s, src, source = self._clock.now, handoff.src, handoff.source
+        if src is None:
+            return  # dropped in this very step
         assert source is not None
-        if request.closed:
+        if handoff.over:
             self._release_source(handoff)
             return
         again = handoff.held_s is not None
@@ -285,7 +291,7 @@ class Handoffs:
             self._post(PrefillDone(at_s=now_s, request_id=src.request_id, worker_id=source.worker_id))
             if self.rules.first_token == "prefill":
                 self._first_token(handoff, now_s)
-        if request.closed:
+        if handoff.over:
             return
         if handoff.state is State.RESERVED:
             self._start_move(handoff)
@@ -297,11 +303,12 @@ class Handoffs:
         """The client has its first token from the prefill worker; one-token answers end here."""
         request, src = handoff.request, handoff.src
         assert src is not None
-        request.first_token_s = now_s
+        if request.first_token_s is None:
+            request.first_token_s = now_s
         self._post(FirstToken(at_s=now_s, request_id=src.request_id, worker_id=src_worker(handoff)))
         if handoff.dst is not None:
             _has_first(handoff.dst, now_s)
-        if request.row.osl <= 1:
+        if request.row.osl - request.carried <= 1:
             self._give_up_room(handoff)
             self._do(handoff.source, lambda: self._release_source(handoff))
             request.last_token_s = now_s
@@ -333,7 +340,7 @@ class Handoffs:
     def _attempt(self, side: _Side) -> list[Handoff]:
         """Give room to the head of the queue (and to those behind it, unless one at a time)."""
         got: list[Handoff] = []
-        while side.pending and not side.refused:
+        while side.pending and not side.refused and not side.worker.down:
             handoff = side.pending[0]
             assert handoff.dst is not None
             if not side.worker.engine.reserve(handoff.dst):
@@ -356,7 +363,7 @@ class Handoffs:
         dst, dest = handoff.dst, handoff.dest
         assert dst is not None
         assert dest is not None
-        if handoff.request.closed:
+        if handoff.over:
             return
         if handoff.state is State.HELD:
             handoff.state = State.RESERVED
@@ -393,7 +400,7 @@ class Handoffs:
 
     def _on_moved(self, handoff: Handoff) -> None:
         handoff.move = None
-        if not handoff.request.closed:
+        if not handoff.over:
             self._do(handoff.dest, lambda: self._activate(handoff))
 
     def _activate(self, handoff: Handoff) -> None:
@@ -401,7 +408,7 @@ class Handoffs:
         dest, dst = handoff.dest, handoff.dst
         assert dest is not None
         assert dst is not None
-        if handoff.request.closed:
+        if handoff.over:
             return
         handoff.state = State.ACTIVE
         handoff.activated_s = self._clock.now
@@ -457,19 +464,28 @@ class Handoffs:
         side.worker.nudge()
         self._try_now(side)
 
-    def forget(self, worker: MockWorker) -> list[Handoff]:
-        """A worker is gone with all that it held; returns the hand-offs that it was part of and that are not over."""
-        side = self._sides.pop(worker.worker_id, None)
-        gone = [h for h in self._by_src.values() if h.source is worker]
-        if side is not None:
-            gone += [h for h in side.pending if h not in gone]
-        return gone
+    def stop(self, worker: MockWorker) -> None:
+        """A worker is down: nothing moves to it or from it any more."""
+        self._sides.pop(worker.worker_id, None)
+        for handoff in list(self._by_src.values()):
+            if handoff.move is not None and worker in (handoff.source, handoff.dest):
+                handoff.move.cancel()
+                handoff.move = None
+
+    def break_off(self, handoff: Handoff) -> None:
+        """The request starts again elsewhere: what is left of both legs is freed; a worker that is down has nothing."""
+        if handoff.source is not None and handoff.source.down and handoff.src is not None:
+            self._by_src.pop(handoff.src, None)
+            handoff.src = None
+        if handoff.dest is not None and handoff.dest.down:
+            handoff.dst = None
+        self.cancel(handoff)
 
     # ------------------------------------------------------------ inside
 
     def _side(self, worker: MockWorker) -> _Side:
         side = self._sides.get(worker.worker_id)
-        if side is None:
+        if side is None or side.worker is not worker:  # another one has come back under the same id
             side = self._sides[worker.worker_id] = _Side(worker)
             self._queue_changed(side)
         return side

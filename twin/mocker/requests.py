@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from policies.cluster.blocks import NO_BLOCKS, BlockPath, ContentTree
+from policies.cluster.blocks import NO_BLOCKS, BlockPath, Branch, ContentTree
 from policies.cluster.ids import Leg, RequestId, WorkerId
 from twin.engine.sequence import Sequence
 from twin.mocker.demand import Row
@@ -19,6 +19,8 @@ class OpenRequest:
     """`sequence` is the leg that answers, `prefill` the one that computes the prompt for it elsewhere (None: nobody).
 
     `first_token_s`, `last_token_s` and `outputs` are set where the client has tokens that `sequence` does not know of.
+    After a migration, `carried` of these are prompt, with content of its own (`own`) behind the complete blocks of the
+    client's prompt, and `before` is the leg of the first attempt that was admitted.
     """
 
     request_id: RequestId
@@ -35,22 +37,28 @@ class OpenRequest:
     last_token_s: float | None = None
     outputs: int | None = None
     closed: bool = False
+    migrations: int = 0
+    carried: int = 0
+    readmissions: int = 0
+    own: Branch | None = None
+    before: Sequence | None = None
 
     def leg(self, leg: Leg, tree: ContentTree, now_s: float) -> Sequence:
         """A new sequence for one leg, dispatched now. Both legs of a request have one content."""
         row, path = self.row, self.path
-        own = tree.private()
+        prompt = row.isl + self.carried
+        own = self.own if self.own is not None else tree.private()
         if path is None:
             other = self.sequence or self.prefill
             if other is not None:
                 own, path = other.own, other.path
             else:
-                blocks = row.isl // tree.block_size
+                blocks = prompt // tree.block_size
                 path = BlockPath(((own, blocks),), blocks) if blocks else NO_BLOCKS
-        limit = 1 if leg is Leg.PREFILL else row.osl
+        limit = 1 if leg is Leg.PREFILL else row.osl - self.carried
         seq = Sequence(
             self.request_id,
-            row.isl,
+            prompt,
             limit,
             path,
             own,
@@ -65,11 +73,32 @@ class OpenRequest:
             self.sequence = seq
         return seq
 
+    def interrupt(self, tree: ContentTree) -> None:
+        """Its legs are gone with their worker: what the client has is prompt from here on."""
+        admitted = self.admitted
+        if admitted is not None:
+            self.before = admitted if admitted.admit_s is not None else None
+        self.first_token_s, self.last_token_s = self.first_s, self.last_s
+        self.readmissions += self.sequence.readmissions if self.sequence is not None else 0
+        self.carried, self.outputs = self.made, None
+        self.sequence = self.prefill = self.handoff = None
+        if self.path is None:
+            return
+        if self.own is None:
+            self.own = tree.private(self.path.blocks, self.path.pieces[-1][0] if self.path.pieces else None)
+        pieces = tuple(piece for piece in self.path.pieces if piece[0] is not self.own)
+        blocks = (self.row.isl + self.carried) // tree.block_size
+        if blocks > self.own.start:
+            pieces = (*pieces, (self.own, blocks))
+        self.path = BlockPath(pieces, blocks)
+
     # ------------------------------------------------------------ what the record says
 
     @property
     def admitted(self) -> Sequence | None:
-        """The leg whose admission counts: the one that computes the prompt."""
+        """The leg whose admission counts: the one that first computed the prompt."""
+        if self.before is not None:
+            return self.before
         return self.prefill if self.prefill is not None else self.sequence
 
     @property
@@ -90,5 +119,5 @@ class OpenRequest:
         """Tokens that the client has."""
         if self.outputs is not None:
             return self.outputs
-        made = self.sequence.outputs if self.sequence is not None else 0
+        made = self.carried + (self.sequence.outputs if self.sequence is not None else 0)
         return max(made, 1) if self.first_token_s is not None else made

@@ -15,7 +15,9 @@ from policies.cluster.ids import WorkerId
 from twin.engine.plan import Outcome, StepPlan
 from twin.engine.protocol import Engine
 from twin.engine.sequence import Sequence
+from twin.engine.ticks import before
 from twin.mocker.clock import Clock, Order, is_pending
+from twin.perf.protocol import LatencyModel
 
 
 class MockWorker:
@@ -27,6 +29,7 @@ class MockWorker:
 
     __slots__ = (
         "_clock",
+        "_dropped",
         "_idle",
         "_on_evicting",
         "_on_step",
@@ -34,7 +37,11 @@ class MockWorker:
         "_step_end",
         "_step_start",
         "_wake",
+        "attentive",
+        "down",
         "engine",
+        "fenced",
+        "hung",
         "up",
     )
 
@@ -53,9 +60,14 @@ class MockWorker:
         self._on_evicting = on_evicting
         self._step_end = Order.STEP_END + up.worker_id
         self._step_start = Order.STEP_START + up.worker_id
+        self.attentive = False  # somebody waits for the end of the very next step: no leap may go past it
         self._plan: StepPlan | None = None
         self._idle = Event(clock)
         self._wake: Event = self._idle
+        self._dropped: list[Sequence] = []
+        self.down = False  # gone, with all that it had
+        self.fenced = False  # known to be gone: what it said before is not believed any more
+        self.hung = False  # takes requests and does nothing
         clock.process(self._run())
 
     @property
@@ -63,7 +75,9 @@ class MockWorker:
         return self.up.worker_id
 
     def submit(self, seq: Sequence) -> str | None:
-        """Give the engine a request now; returns its reason when it refuses."""
+        """Give the engine a request now; returns its reason when it refuses. Lost on a worker that is down."""
+        if self.down:
+            return None
         refusal = self.engine.submit(seq)
         if refusal is not None:
             return refusal
@@ -80,21 +94,96 @@ class MockWorker:
 
     def nudge(self) -> None:
         """There may be something to do: an idle worker looks again, at this instant, when everything else is done."""
-        if self._plan is None and is_pending(self._idle):
+        if self._plan is None and not self.hung and is_pending(self._idle):
             self._clock.put(self._idle, self._clock.now, self._step_start)
 
     def cut(self) -> None:
         """Let a leap end with the step that is under way now."""
         plan = self._plan
-        if plan is not None and (plan.steps > 1 or plan.settled) and self.engine.truncate(plan, self._clock.now):
+        if plan is None or self.hung:
+            return
+        if (plan.steps > 1 or plan.settled) and self.engine.truncate(plan, self._clock.now):
             self._wake = self._clock.move(self._wake, plan.end_s, self._step_end)
 
-    def settle(self, plan: StepPlan) -> bool:
-        """Account for what a leap has done by now; False when it is over or cut short before its next eviction."""
+    def settle(self, plan: StepPlan, at_s: float) -> bool:
+        """Account for what a leap has done by `at_s`; False when it is over or cut short before its next eviction."""
         if plan is not self._plan:
             return False
-        self.engine.settle(plan, self._clock.now)
+        self.engine.settle(plan, at_s)
         return True
+
+    # ------------------------------------------------------------ faults
+
+    def drop(self, seq: Sequence) -> None:
+        """Nobody wants a request any more. `seq` says what it has made by now; the running step is its last."""
+        self.count(seq)
+        if self._plan is None:
+            self.engine.cancel(seq)
+        else:
+            self.cut()
+            self._dropped.append(seq)
+
+    def count(self, seq: Sequence) -> None:
+        """Let `seq` say what it has made, and when last, before this instant."""
+        self._account()
+        seq.outputs, seq.last_token_s = self.engine.made(seq)
+
+    def kill(self) -> None:
+        """The worker stops being there; nothing that it was about to do happens."""
+        self._account()
+        self._plan = None
+        self._wake.callbacks = []
+        self._idle.callbacks = []
+        self.down = True
+
+    def pace(self, latency: LatencyModel) -> None:
+        """From the next step on, steps take what `latency` says."""
+        self._account()
+        self.cut()
+        self.engine.latency = latency
+        self.engine.reprice(self._plan)
+
+    def hang(self) -> None:
+        """Nothing comes of the running step, and no other begins, until `resume`."""
+        self._account()
+        self.cut()
+        self.hung = True
+        stopped = Event(self._clock)
+        for event in (self._wake, self._idle):
+            if event.callbacks and not is_pending(event):
+                stopped.callbacks, event.callbacks = event.callbacks, []
+                if event is self._idle:
+                    self._idle = stopped
+        self._wake = stopped
+
+    def resume(self) -> None:
+        """Go on where it hung: the step that was running has ended meanwhile, or ends when it was to."""
+        self.hung = False
+        now_s, plan = self._clock.now, self._plan
+        if plan is not None:
+            self.engine.reprice(plan, max(plan.end_s, now_s))
+            self._clock.put(self._wake, plan.end_s, self._step_end)
+        elif self._wake.callbacks:
+            self._clock.put(self._wake, now_s, self._step_start)
+        elif not self.engine.idle:
+            self.nudge()
+
+    def _account(self) -> None:
+        """Account for the steps of a leap that have ended before this instant."""
+        if self._plan is not None and not self.hung:
+            self.engine.settle(self._plan, before(self._clock.now))
+
+    def _let_go(self, outcome: Outcome) -> None:
+        """The step is over in which requests were dropped: they are gone, and nothing is told of them."""
+        for seq in self._dropped:
+            made = seq.outputs, seq.last_token_s
+            self.engine.cancel(seq)
+            seq.outputs, seq.last_token_s = made
+            for told in (outcome.firsts, outcome.held, outcome.ended):
+                if seq in told:
+                    told.remove(seq)
+        self._dropped = []
+        outcome.freed = True
 
     def load(self, at_s: float) -> tuple[int, int, int, int]:
         """Running, waiting, active and cached blocks at `at_s`, in the middle of a leap too."""
@@ -107,13 +196,19 @@ class MockWorker:
             plan = engine.plan(clock.now)
             while plan is not None:
                 self._plan = plan
+                if self.attentive and plan.steps > 1:
+                    engine.truncate(plan, clock.now)
                 self._wake = clock.at(plan.end_s, self._step_end)
                 if plan.evict_s is not None:
                     self._on_evicting(self, plan)
                 yield self._wake
                 self._plan = None
-                self._on_step(self, engine.commit(plan))
+                outcome = engine.commit(plan)
+                if self._dropped:
+                    self._let_go(outcome)
+                self._on_step(self, outcome)
                 if clock.peek() <= clock.now:  # something else is due at this instant: it goes first
-                    yield clock.at(clock.now, self._step_start)
+                    self._wake = clock.at(clock.now, self._step_start)
+                    yield self._wake
                 plan = engine.plan(clock.now)
             self._idle = Event(clock)

@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 
 from simpy.events import Event as SimEvent
 
-from policies.cluster.actions import Action, Dispatch, Reject, SetTimer
+from policies.cluster.actions import Action, Cancel, Dispatch, DrainWorker, Fail, Migrate, Reject, SetTimer
 from policies.cluster.blocks import ContentTree
 from policies.cluster.controller import Controller
 from policies.cluster.events import (
@@ -22,6 +22,7 @@ from policies.cluster.events import (
     Event,
     FirstToken,
     RequestArrived,
+    RequestCancelled,
     RequestFailed,
     RequestFinished,
     RequestRejected,
@@ -36,11 +37,12 @@ from twin.engine.plan import Outcome, StepPlan
 from twin.engine.sequence import Sequence as EngineSequence
 from twin.engine.settings import EngineSettings
 from twin.engine.ticks import instant
+from twin.mocker.churn import Churn
 from twin.mocker.clock import Clock, Order
 from twin.mocker.demand import Demand, Row
 from twin.mocker.handoff import Handoff, HandoffPlan, Handoffs
 from twin.mocker.requests import OpenRequest
-from twin.mocker.sinks import Sinks
+from twin.mocker.sinks import Cells, Sinks
 from twin.mocker.worker import MockWorker
 from twin.perf.protocol import LatencyModel
 
@@ -49,7 +51,8 @@ _ARRIVAL, _LATE, _TIMER, _READY = int(Order.ARRIVAL), int(Order.LATE), int(Order
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """One worker to simulate: who it is and what engine it runs. `ready_s` is when it registers."""
+    """One worker to simulate: who it is and what engine it runs. `ready_s` is when it registers; `startup_s` is
+    how long it takes to come back."""
 
     worker_id: WorkerId
     name: str
@@ -58,6 +61,7 @@ class WorkerSpec:
     role: Role = Role.MIXED
     gpus: int = 1
     ready_s: float = 0.0
+    startup_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,21 +123,23 @@ class MockWorld:
                 f"workers with different block sizes {sorted(block_sizes)} in one run: not possible yet"
             )
         self._block_size = block_sizes.pop()
-        self._tree = ContentTree(key_tokens or self._block_size, self._block_size)
+        self.tree = ContentTree(key_tokens or self._block_size, self._block_size)
         self._has_keys = key_tokens is not None
         self._kv_events = controller.wants(BlocksStored) or controller.wants(BlocksRemoved)
         self._reports = controller.wants(WorkerReported)
         self.handoffs: Handoffs | None = None
         if handoff is not None:
             self.handoffs = Handoffs(
-                self.clock, handoff.rules, handoff.mover(self.clock), self._tree, post=self._post, close=self._close
+                self.clock, handoff.rules, handoff.mover(self.clock), self.tree, post=self.post, close=self._close
             )
+        self.specs = {spec.worker_id: spec for spec in workers}
+        self.churn = Churn(self)
         self._decode_events = handoff is not None and handoff.decode_kv_events
         for spec in workers:
             if spec.ready_s <= 0.0:
-                self._start_worker(spec)
+                self.start_worker(spec)
             else:
-                self._call(spec.ready_s, _READY, lambda spec=spec: self._start_worker(spec))  # type: ignore[misc]
+                self.call(spec.ready_s, _READY, lambda spec=spec: self.start_worker(spec))  # type: ignore[misc]
 
     @property
     def keyed(self) -> bool:
@@ -170,6 +176,8 @@ class MockWorld:
                 f"the controller knows {len(self.controller.view.requests)} open requests after the end"
             )
         for worker in self.workers.values():
+            if worker.down:
+                continue
             engine = worker.engine
             engine.pool.audit()
             if engine.pool.active or engine.batch.size or not engine.idle:
@@ -207,13 +215,13 @@ class MockWorld:
     def _arrive(self, row: Row) -> None:
         now_s = self.clock.now
         if self._evicting and self._evicting[0][0] <= now_s:
-            self._learn_evictions(now_s)
-        path = self._tree.path(row.keys, row.isl) if row.keys is not None and self._has_keys else None
+            self.learn_evictions(now_s)
+        path = self.tree.path(row.keys, row.isl) if row.keys is not None and self._has_keys else None
         request_id = RequestId(row.request_id)
         if request_id in self.open:  # the trace repeats an id; ours must be unique while it is open
             request_id = RequestId(f"{row.request_id}#{row.row}")
         self.open[request_id] = OpenRequest(request_id, row, now_s, path)
-        self._post(
+        self.post(
             RequestArrived(
                 at_s=now_s,
                 request_id=request_id,
@@ -230,13 +238,13 @@ class MockWorld:
         """What the end of a request lets in: its session's next turn, or the next unit of the closed loop."""
         turn = self._demand.next_turn(row.session_id)
         if turn is not None:
-            self._call(instant(self.clock.now + (turn.delay_s or 0.0)), _ARRIVAL, lambda: self._arrive(turn))
+            self.call(instant(self.clock.now + (turn.delay_s or 0.0)), _ARRIVAL, lambda: self._arrive(turn))
         elif self._concurrency is not None:
-            self._call(self.clock.now, _ARRIVAL, self._next_unit)
+            self.call(self.clock.now, _ARRIVAL, self._next_unit)
 
     # ------------------------------------------------------------ events and actions
 
-    def _post(self, event: Event) -> None:
+    def post(self, event: Event) -> None:
         for action in self.controller.step(event):
             self._perform(action)
 
@@ -245,10 +253,18 @@ class MockWorld:
             case Dispatch():
                 self._dispatch(action)
             case Reject():
-                self._end(action.request_id, "rejected", f"{action.code}: {action.reason}")
+                self.end(action.request_id, "rejected", f"{action.code}: {action.reason}")
+            case Migrate():
+                self.churn.migrate(action)
+            case Fail():
+                self.end(action.request_id, "failed", f"{action.code}: {action.reason}")
+            case Cancel():
+                self.churn.cancel(action.request_id)
+            case DrainWorker():
+                self.churn.drain(action.worker_id)
             case SetTimer():
                 self._timers[action.name] = action.due_s
-                self._call(max(action.due_s, self.clock.now), _TIMER, lambda: self._fire(action))
+                self.call(max(action.due_s, self.clock.now), _TIMER, lambda: self._fire(action))
             case _:
                 raise CapabilityError(f"the simulated world cannot perform {action!r} in this version")
 
@@ -258,7 +274,7 @@ class MockWorld:
         worker = self.workers[action.worker_id]
         if request.dispatch_s is None:
             request.dispatch_s = now_s
-        seq = request.leg(action.leg, self._tree, now_s)
+        seq = request.leg(action.leg, self.tree, now_s)
         shown = json.dumps([asdict(c) for c in action.candidates]) if action.candidates else None
         self._sinks.decisions.append(
             (
@@ -303,23 +319,23 @@ class MockWorld:
         if handoff is not None and self.handoffs is not None:
             request.closed = True
             self.handoffs.cancel(handoff)
-        self._end(request.request_id, status, reason)
+        self.end(request.request_id, status, reason)
 
     def _close(self, request: OpenRequest, status: str, reason: str | None) -> None:
-        self._end(request.request_id, status, reason)
+        self.end(request.request_id, status, reason)
 
     def _fire(self, action: SetTimer) -> None:
         if self._timers.get(action.name) == action.due_s:
             del self._timers[action.name]
-            self._post(TimerFired(at_s=self.clock.now, name=action.name))
+            self.post(TimerFired(at_s=self.clock.now, name=action.name))
 
-    def _call(self, at_s: float, order: int, what: Callable[[], None]) -> None:
+    def call(self, at_s: float, order: int, what: Callable[[], None]) -> None:
         event = self.clock.at(at_s, order)
         event.callbacks.append(lambda _: what())
 
     # ------------------------------------------------------------ workers
 
-    def _start_worker(self, spec: WorkerSpec) -> None:
+    def start_worker(self, spec: WorkerSpec, epoch: int = 0) -> None:
         engine = build_engine(
             spec.settings,
             spec.latency,
@@ -340,9 +356,10 @@ class MockWorld:
             max_batched_tokens=spec.settings.max_num_batched_tokens * spec.settings.ranks,
             max_num_seqs=spec.settings.max_num_seqs * spec.settings.ranks,
             gpus=spec.gpus,
+            epoch=epoch,
         )
         self.workers[spec.worker_id] = MockWorker(self.clock, engine, up, self._on_step, self._watch)
-        self._post(up)
+        self.post(up)
 
     def _on_step(self, worker: MockWorker, outcome: Outcome) -> None:
         now_s = self.clock.now
@@ -350,14 +367,29 @@ class MockWorld:
         if pool.stored or pool.removed:
             self._post_blocks(worker)
         for seq in outcome.firsts:
-            self._post(FirstToken(at_s=now_s, request_id=seq.request_id, worker_id=worker.worker_id))
-        for seq in outcome.ended:
-            if seq.finish_reason is None:
-                self._end(seq.request_id, "completed", None)
+            request = self._whose(seq)
+            if request is None:
+                continue
+            if request.carried:
+                self.churn.on_continued(seq, worker)
             else:
-                self._end(seq.request_id, "failed", seq.finish_reason)
+                self.post(FirstToken(at_s=now_s, request_id=seq.request_id, worker_id=worker.worker_id))
+        for seq in outcome.ended:
+            if self._whose(seq) is None:
+                continue
+            if seq.finish_reason is None:
+                self.end(seq.request_id, "completed", None)
+            else:
+                self.end(seq.request_id, "failed", seq.finish_reason)
         if self.handoffs is not None:
             self.handoffs.on_step(worker, outcome)
+        if self.churn.draining:
+            self.churn.check_drained()
+
+    def _whose(self, seq: EngineSequence) -> OpenRequest | None:
+        """The open request that a leg belongs to; None when it ended, or went on elsewhere, in the running step."""
+        request = self.open.get(seq.request_id)
+        return request if request is not None and (request.sequence is seq or request.prefill is seq) else None
 
     def _watch(self, worker: MockWorker, plan: StepPlan) -> None:
         """A leap will evict blocks on its way: whoever looks at the caches then must know."""
@@ -365,12 +397,12 @@ class MockWorld:
         self._watched += 1
         heappush(self._evicting, (plan.evict_s, self._watched, worker, plan))
 
-    def _learn_evictions(self, now_s: float) -> None:
-        """Post what leaps have evicted by now. Nobody has looked since, so nobody missed it."""
+    def learn_evictions(self, now_s: float) -> None:
+        """Post what leaps have evicted by `now_s`. Nobody has looked since, so nobody missed it."""
         evicting = self._evicting
         while evicting and evicting[0][0] <= now_s:
             _, _, worker, plan = heappop(evicting)
-            if worker.settle(plan):
+            if worker.settle(plan, now_s):
                 pool = worker.engine.pool
                 if pool.stored or pool.removed:
                     self._post_blocks(worker)
@@ -392,18 +424,24 @@ class MockWorld:
             )
             pool.stored = []
         for event in events:
-            if lag_s > 0.0:
-                self._call(event.at_s, _LATE, lambda event=event: self._post(event))  # type: ignore[misc]
-            else:
-                self._post(event)
+            self._tell(worker, event, lag_s)
+
+    def _tell(self, worker: MockWorker, event: Event, lag_s: float) -> None:
+        """Post what a worker says, now or late; a worker that is known to be gone is not listened to."""
+        if lag_s <= 0.0:
+            self.post(event)
+        else:
+            self.call(event.at_s, _LATE, lambda: None if worker.fenced else self.post(event))
 
     def _next_report(self) -> None:
-        self._call(instant(self.clock.now + self._observe.report_every_s), _LATE, self._report)
+        self.call(instant(self.clock.now + self._observe.report_every_s), _LATE, self._report)
 
     def _report(self) -> None:
         """Every worker tells its load; goes on while there is work, so that quiet spells cost nothing."""
         measured_s, lag_s = self.clock.now, self._observe.report_lag_s
         for worker in self.workers.values():
+            if worker.down or worker.hung:
+                continue
             running, waiting, active, cached = worker.load(measured_s)
             event = WorkerReported(
                 at_s=instant(measured_s + lag_s),
@@ -414,19 +452,18 @@ class MockWorld:
                 active_blocks=active,
                 cached_blocks=cached,
             )
-            if lag_s > 0.0:
-                self._call(event.at_s, _LATE, lambda event=event: self._post(event))  # type: ignore[misc]
-            else:
-                self._post(event)
+            self._tell(worker, event, lag_s)
         self._reporting = bool(self.open)
         if self._reporting:
             self._next_report()
 
     # ------------------------------------------------------------ ends
 
-    def _end(self, request_id: RequestId, status: str, reason: str | None) -> None:
+    def end(self, request_id: RequestId, status: str, reason: str | None) -> None:
         request = self.open.pop(request_id)
         request.closed = True
+        if status == "rejected" and request.migrations:
+            status = "failed"  # the client has been promised an answer before
         now_s = self.clock.now
         self._note(request, status, reason)
         worker_id = request.worker_id
@@ -437,11 +474,15 @@ class MockWorld:
             event = RequestFinished(at_s=now_s, request_id=request_id, worker_id=answered, output_tokens=request.made)
         elif status == "rejected":
             event = RequestRejected(at_s=now_s, request_id=request_id, reason=reason or "", worker_id=worker_id)
+        elif status == "cancelled":
+            event = RequestCancelled(at_s=now_s, request_id=request_id, worker_id=worker_id, output_tokens=request.made)
         else:
             event = RequestFailed(
                 at_s=now_s, request_id=request_id, reason=reason or "", worker_id=worker_id, output_tokens=request.made
             )
-        self._post(event)
+        self.post(event)
+        if self.churn.draining:
+            self.churn.check_drained()
         self._follow(request.row)
 
     def _note(self, request: OpenRequest, status: str, reason: str | None) -> None:
@@ -464,8 +505,8 @@ class MockWorld:
             request.last_s,
             request.made,
             admitted.cached_tokens if admitted is not None else None,
-            seq.readmissions if seq is not None else 0,
-            0,
+            request.readmissions + (seq.readmissions if seq is not None else 0),
+            request.migrations,
         )
         if self._on_end is not None:
             self._on_end(request, status)
@@ -474,6 +515,11 @@ class MockWorld:
             self._sinks.spill()
             if self._progress is not None:
                 self._progress(self.ended)
+
+    def note_gap(self, worker_id: WorkerId, last_s: float, now_s: float) -> None:
+        """One gap between two tokens of a request that no engine knows of."""
+        gap: Cells = (worker_id, "gap", last_s, now_s, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, now_s - last_s, 0.0, 0.0)
+        self._sinks.steps.append(gap)
 
     def _where(self, request: OpenRequest) -> str:
         if request.worker_id is None:

@@ -1,0 +1,195 @@
+"""Who leaves, who comes back, and what becomes of the requests that were there.
+
+It carries out losses, returns, drains, cancellations and migrations on the world; whether a request is sent again or
+fails is the policies' decision. What happens at an instant for this reason comes before everything else at that
+instant: a token is delivered when its step has ended before it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from policies.cluster.actions import Migrate
+from policies.cluster.events import (
+    PrefillDone,
+    RequestInterrupted,
+    RequestMigrated,
+    WorkerDraining,
+    WorkerLost,
+)
+from policies.cluster.ids import RequestId, WorkerId
+from twin.engine.sequence import Phase, Sequence
+from twin.engine.ticks import before, instant
+from twin.mocker.clock import Order
+from twin.mocker.requests import OpenRequest
+from twin.mocker.worker import MockWorker
+
+if TYPE_CHECKING:
+    from twin.mocker.world import MockWorld
+
+_FAULT = int(Order.FAULT)
+
+
+class Churn:
+    """Acts on one world. Each method acts at the world's present instant."""
+
+    def __init__(self, world: MockWorld) -> None:
+        self._world = world
+        self.draining: dict[WorkerId, MockWorker] = {}
+
+    # ------------------------------------------------------------ losses and returns
+
+    def lose(self, worker_id: WorkerId, reason: str, detect_s: float | None = 0.0) -> None:
+        """A worker dies now; the cluster knows after `detect_s` (None: not before it comes back)."""
+        world = self._world
+        world.learn_evictions(before(world.clock.now))
+        worker = world.workers[worker_id]
+        for request in self._requests_of(worker_id):
+            for seq in _legs_on(request, worker_id):
+                worker.count(seq)
+        worker.kill()
+        if world.handoffs is not None:
+            world.handoffs.stop(worker)
+        if detect_s is not None:
+            self.detect(worker, reason, detect_s)
+
+    def detect(self, worker: MockWorker, reason: str, after_s: float = 0.0) -> None:
+        """The cluster learns, now or later, that a worker is gone: it is fenced, its requests are interrupted."""
+        world = self._world
+        if after_s > 0.0:
+            world.call(instant(world.clock.now + after_s), _FAULT, lambda: self.detect(worker, reason))
+            return
+        if worker.fenced:
+            return
+        world.learn_evictions(before(world.clock.now))
+        worker.fenced = True
+        self.draining.pop(worker.worker_id, None)
+        world.post(WorkerLost(at_s=world.clock.now, worker_id=worker.worker_id, reason=reason))
+        for request in self._requests_of(worker.worker_id):
+            if not request.closed:
+                self._interrupt(request, worker, reason)
+
+    def restore(self, worker_id: WorkerId) -> None:
+        """A worker that is down comes back, empty, under a new epoch; whoever took it for alive learns better first."""
+        world = self._world
+        gone = world.workers[worker_id]
+        self.detect(gone, "came back under a new epoch")
+        world.start_worker(world.specs[worker_id], gone.up.epoch + 1)
+
+    # ------------------------------------------------------------ drains
+
+    def drain(self, worker_id: WorkerId, timeout_s: float | None = None) -> None:
+        """A worker takes no new work, and leaves when it has nothing left, or after `timeout_s`."""
+        world = self._world
+        worker = world.workers[worker_id]
+        self.draining[worker_id] = worker
+        world.post(WorkerDraining(at_s=world.clock.now, worker_id=worker_id))
+        self.check_drained()
+        if timeout_s is not None:
+            world.call(instant(world.clock.now + timeout_s), _FAULT, lambda: self._cut_short(worker))
+
+    def check_drained(self) -> None:
+        """Let draining workers go that have nothing left."""
+        world = self._world
+        for worker_id, worker in list(self.draining.items()):
+            view = world.controller.view.workers.get(worker_id)
+            idle = worker.engine.idle and not worker.engine.pool.active
+            if view is not None and not view.in_flight and idle and not worker.busy:
+                del self.draining[worker_id]
+                worker.kill()
+                self.detect(worker, "drained")
+
+    def _cut_short(self, worker: MockWorker) -> None:
+        if self.draining.get(worker.worker_id) is worker:
+            self.lose(worker.worker_id, "engine shutdown at the end of the drain time")
+
+    # ------------------------------------------------------------ requests
+
+    def cancel(self, request_id: RequestId) -> bool:
+        """The client leaves: the request ends now, its engine lets go at the end of the step. False if it is over."""
+        world = self._world
+        request = world.open.get(request_id)
+        if request is None:
+            return False
+        world.learn_evictions(before(world.clock.now))
+        if request.handoff is not None and world.handoffs is not None:
+            self._count(request)
+            request.closed = True
+            world.handoffs.break_off(request.handoff)
+        elif request.sequence is not None and request.worker_id is not None:
+            worker = world.workers[request.worker_id]
+            if not worker.down:
+                worker.drop(request.sequence)
+        world.end(request_id, "cancelled", "the client left")
+        return True
+
+    def migrate(self, action: Migrate) -> None:
+        """Send an interrupted request again, what the client has already as part of the prompt."""
+        world = self._world
+        request = world.open[action.request_id]
+        request.migrations += 1
+        row = request.row
+        world.post(
+            RequestMigrated(
+                at_s=world.clock.now,
+                request_id=action.request_id,
+                isl=row.isl + request.carried,
+                blocks=request.path,
+                max_tokens=row.max_tokens - request.carried if row.max_tokens is not None else None,
+                priority=row.priority,
+                session_id=row.session_id,
+                lora=row.lora,
+                attempt=action.attempt,
+                emitted_tokens=request.carried,
+                excluded=action.excluded,
+            )
+        )
+
+    def on_continued(self, seq: Sequence, worker: MockWorker) -> None:
+        """A request that was sent again goes on: one gap in its stream, and its prompt is computed."""
+        now_s, request = self._world.clock.now, self._world.open[seq.request_id]
+        assert request.last_token_s is not None
+        self._world.note_gap(worker.worker_id, request.last_token_s, now_s)
+        self._world.post(PrefillDone(at_s=now_s, request_id=seq.request_id, worker_id=worker.worker_id))
+
+    def _interrupt(self, request: OpenRequest, worker: MockWorker, reason: str) -> None:
+        world = self._world
+        if request.handoff is not None and world.handoffs is not None:
+            self._count(request)
+            world.handoffs.break_off(request.handoff)
+        request.interrupt(world.tree)
+        world.post(
+            RequestInterrupted(
+                at_s=world.clock.now,
+                request_id=request.request_id,
+                worker_id=worker.worker_id,
+                emitted_tokens=request.carried,
+                reason=reason,
+            )
+        )
+
+    def _count(self, request: OpenRequest) -> None:
+        """Let the legs that are on living workers say what they have made."""
+        for worker_id, seq in _legs(request):
+            worker = self._world.workers[worker_id]
+            if not worker.down:
+                worker.count(seq)
+
+    def _requests_of(self, worker_id: WorkerId) -> list[OpenRequest]:
+        """Open requests with a leg on a worker, in order of arrival."""
+        return [request for request in self._world.open.values() if _legs_on(request, worker_id)]
+
+
+def _legs(request: OpenRequest) -> list[tuple[WorkerId, Sequence]]:
+    """The legs of a request that are not over, and where they are."""
+    legs = ((request.worker_id, request.sequence), (request.prefill_worker_id, request.prefill))
+    return [
+        (worker_id, seq)
+        for worker_id, seq in legs
+        if worker_id is not None and seq is not None and seq.phase is not Phase.DONE
+    ]
+
+
+def _legs_on(request: OpenRequest, worker_id: WorkerId) -> list[Sequence]:
+    """The legs of a request that are on a worker."""
+    return [seq for where, seq in _legs(request) if where == worker_id]
