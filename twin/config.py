@@ -16,6 +16,8 @@ LARGEST = 2**31 - 1  # the largest count and length in the trace schema (int32)
 LARGEST_SEED = 2**63 - 1
 NO_ORIGINS: Mapping[str, str] = MappingProxyType({})
 NO_PARAMS: Mapping[str, float | str | bool] = MappingProxyType({})
+KIND_DEFAULTS: Mapping[str, Mapping[str, int]] = MappingProxyType({"trtllm": MappingProxyType({"block_size": 32})})
+"""Defaults of an engine kind that differ from the table's."""
 
 
 class Limits(NamedTuple):
@@ -92,10 +94,14 @@ class TraceConfig:
 class EngineConfig:
     """`[workers.engine]`: sizes and switches of one engine."""
 
-    kind: str = _key("vllm", "whose scheduler", choices=("vllm",), later=("sglang", "trtllm"))
-    block_size: int = _key(16, "tokens in a KV block", low=1, high=65_536)
+    kind: str = _key("vllm", "whose scheduler", choices=("vllm", "trtllm"), later=("sglang",))
+    block_size: int = _key(16, "tokens in a KV block (trtllm: 32 if not given)", low=1, high=65_536)
     kv_blocks: int | None = _key(
-        None, "KV blocks of one worker", low=1, high=LARGEST, absent="what fits into memory beside the weights"
+        None,
+        "KV blocks of one worker; with dp > 1 of each rank",
+        low=1,
+        high=LARGEST,
+        absent="what fits into memory beside the weights",
     )
     gpu_memory_utilization: float = _key(0.9, "share of device memory that the engine may fill", above=0, high=1)
     max_num_seqs: int = _key(256, "running requests at most", low=1, high=LARGEST)
@@ -107,6 +113,20 @@ class EngineConfig:
     prefix_caching: bool = _key(True, "reuse the blocks of a common prefix")
     chunked_prefill: bool = _key(True, "a prompt may be computed over several steps")
     exclusive_prefill: bool = _key(False, "prompts and decodes never share a step; prompts first")
+    capacity_policy: str = _key(
+        "guaranteed_no_evict",
+        "trtllm: admit who can surely finish, or who fits now",
+        choices=("guaranteed_no_evict", "max_utilization"),
+    )
+    prefill_schedule_interval: int = _key(
+        1, "with dp > 1, steps between chances for new prompts of a rank that decodes", low=1, high=LARGEST
+    )
+    nextn: int = _key(0, "draft tokens that a decode step verifies (speculative decoding); 0 is off", low=0, high=5)
+    accept_rates: str = _key("0.85,0.3", "chance that each draft token holds if those before it did; 0 beyond")
+    cuda_graph_sizes: str | None = _key(
+        None, "batch sizes with a captured graph: 1,2,4,8-256/8; decodes pay for the next", absent="no padding"
+    )
+    eager_factor: float = _key(2.0, "decode step above the largest captured size, against a captured one", low=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,8 +147,8 @@ class WorkerGroup:
     model: str = _key("llama-3.1-70b", "model served (`twin models`)")
     gpu: str = _key("h100_sxm", "device (`twin hardware`)")
     tp: int = _key(4, "tensor parallel degree: GPUs of one worker", low=1, high=1024)
-    pp: int = _key(1, "pipeline parallel degree", low=1, high=1)
-    dp: int = _key(1, "data parallel degree", low=1, high=1)
+    pp: int = _key(1, "pipeline parallel degree", low=1, high=1024)
+    dp: int = _key(1, "attention data parallel degree: ranks of one worker", low=1, high=1024)
     ep: int = _key(1, "expert parallel degree", low=1, high=1024)
     weights: str = _key("fp8", "number format of the weights")
     kv: str = _key("bf16", "number format of the KV cache")

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import fields
 
 from policies.router.build import MODES
-from twin.config import Config, LatencyConfig, RouterConfig, TraceConfig, WorkerGroup, keys_of
+from twin.config import Config, EngineConfig, LatencyConfig, RouterConfig, TraceConfig, WorkerGroup, keys_of
 
 NO_TIER = ("host_cache_hit_weight", "disk_cache_hit_weight", "shared_cache_multiplier")
 PREFILL_TERM = ("prefill_load_scale", "overlap_score_weight", "overlap_score_credit", "overlap_score_credit_decay")
@@ -48,13 +48,39 @@ def _group(group: WorkerGroup) -> Iterator[tuple[str, str]]:
         for name in _changed(group.engine, ("gpu_memory_utilization",)):
             yield f"{shown}.engine.{name}", "kv_blocks says how large the pool is"
         if group.latency.model in PURE_TIME_MODELS:
-            for name in _changed(group, ("model", "gpu", "weights", "kv", "ep")):
+            for name in _changed(group, ("model", "gpu", "weights", "kv", "ep", "pp")):
                 yield (
                     f"{shown}.{name}",
                     f"kv_blocks sets the pool, and the {group.latency.model} latency model knows no hardware",
                 )
+    for name, why in _scheduler(group):
+        yield f"{shown}.engine.{name}", why
     for name, owner in foreign_keys(group.latency).items():
         yield f"{shown}.latency.{name}", f"it belongs to the {owner} model, and {group.latency.model} is asked for"
+
+
+def _scheduler(group: WorkerGroup) -> Iterator[tuple[str, str]]:
+    """Options that the group's engine, or another of its options, leaves without a part to play."""
+    engine = group.engine
+    changed = set(_changed(engine, [entry.name for entry in keys_of(EngineConfig)]))
+    if engine.kind == "trtllm":
+        idle = {
+            "preemption": "guaranteed_no_evict preempts nobody, max_utilization the newest",
+            "exclusive_prefill": "TensorRT-LLM computes prompts beside decodes",
+        }
+    else:
+        idle = {"capacity_policy": f"it belongs to trtllm, and {engine.kind} is asked for"}
+    if engine.nextn and engine.kind != "trtllm":
+        idle["exclusive_prefill"] = "with speculative decoding prompts are computed beside decodes"
+    if group.dp == 1:
+        idle["prefill_schedule_interval"] = "there is one rank (dp = 1)"
+    elif engine.exclusive_prefill:
+        idle["prefill_schedule_interval"] = "exclusive_prefill starts prompts first anyway"
+    if not engine.nextn:
+        idle["accept_rates"] = "nextn = 0, so there are no draft tokens"
+    if engine.cuda_graph_sizes is None:
+        idle["eager_factor"] = "without cuda_graph_sizes no step is eager"
+    yield from ((name, why) for name, why in idle.items() if name in changed)
 
 
 def foreign_keys(latency: LatencyConfig) -> dict[str, str]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from policies.errors import ConfigError
 from twin.config import (
+    KIND_DEFAULTS,
     Config,
     EngineConfig,
     LatencyConfig,
@@ -26,6 +27,7 @@ from twin.config import (
 )
 from twin.config_effect import foreign_keys, without_effect
 from twin.config_file import SHORT_FORMS, Found, dotted, read_file
+from twin.config_lists import accept_rates, graph_sizes
 from twin.config_values import Given, Key, checked, nearest, parameter, toml_value
 
 # Flags of the command line, and the keys that they stand for.
@@ -138,9 +140,11 @@ class _Builder:
         base: Key = ("workers", at)
         named = self._left.get((*base, "name"))
         shown = f"workers.{named.value if named else 'pool'}."
+        kind = self._left.get((*base, "engine", "kind"))
+        usual = KIND_DEFAULTS.get(str(kind.value).lower(), {}) if kind else {}
         return WorkerGroup(
             **self._values(WorkerGroup, base, shown),
-            engine=EngineConfig(**self._values(EngineConfig, (*base, "engine"), f"{shown}engine.")),
+            engine=EngineConfig(**self._values(EngineConfig, (*base, "engine"), f"{shown}engine.", usual)),
             latency=self._latency((*base, "latency"), f"{shown}latency."),
         )
 
@@ -153,9 +157,13 @@ class _Builder:
             self._origins[f"{shown}{key[-1]}"] = given.origin
         return LatencyConfig(**model, params=MappingProxyType(params))
 
-    def _values(self, table: type, base: Key, shown: str) -> dict[str, Any]:
+    def _values(
+        self, table: type, base: Key, shown: str, usual: Mapping[str, object] = MappingProxyType({})
+    ) -> dict[str, Any]:
+        """The keys of a table; `usual` are defaults that hold here instead of the table's."""
         values = {}
         for name, limits, default, kind in keys_of(table):
+            default = usual.get(name, default)
             given = self._left.pop((*base, name), None)
             self._origins[f"{shown}{name}"] = given.origin if given is not None else "default"
             values[name] = default if given is None else checked(given, f"{shown}{name}", kind, default, limits)
@@ -208,6 +216,12 @@ def _check_together(config: Config) -> None:
         raise ConfigError(
             f"{origins['trace.end_s']}: trace.end_s = {trace.end_s}: must be more than trace.start_s, {trace.start_s}"
         )
+    for group in config.workers:
+        for name, check in (("accept_rates", accept_rates), ("cuda_graph_sizes", graph_sizes)):
+            text = getattr(group.engine, name)
+            if text is not None:
+                key = f"workers.{group.name}.engine.{name}"
+                check(text, f"{origins[key]}: {key}")
     if config.sla is not None:
         from reports.sla import parse_sla
 

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import math
 
-from twin.perf.protocol import FOREVER_STEPS
+from twin.perf.protocol import FOREVER_STEPS, DecodePiece
+
+
+def slower(piece: DecodePiece, growth: float, factor: float = 1.0) -> DecodePiece:
+    """A piece whose context grows at `growth` (0 < growth <= 1) times the pace, and whose steps last `factor` times."""
+    steps = piece.steps if piece.steps >= FOREVER_STEPS else int((piece.steps - 1) / growth) + 1
+    return DecodePiece(piece.g0 * factor, piece.g1 * growth * factor, piece.g2 * growth * growth * factor, steps)
 
 
 def steps_on_this_side(g0: float, g1: float, g2: float) -> int:

@@ -226,7 +226,7 @@ def _provenance(placed: Placement, block: Block) -> Provenance:
     if block.engine is None:
         notes.append("no coefficients for this engine and GPU family: generic ones")
     if placed.layout.pp > 1:
-        notes.append("pipeline: sum of the stages, without bubbles")
+        notes.append("pipeline: sum of the stages, as one token sees it")
     if placed.model.window or placed.model.indexer:
         notes.append("window and sparse layers: batch taken as of equal lengths")
     if placed.model.linear:

@@ -1,0 +1,43 @@
+"""Values of the configuration that are lists written as text, and what they may hold.
+
+`where` names the key and who gave it; every refusal is one line that begins with it.
+"""
+
+from __future__ import annotations
+
+import re
+
+from policies.errors import ConfigError
+
+LARGEST_BATCH = 65_536
+
+
+def accept_rates(text: str, where: str) -> tuple[float, ...]:
+    """`0.85,0.3`: numbers from 0 to 1."""
+    rates = []
+    for part in text.split(","):
+        try:
+            rate = float(part)
+        except ValueError:
+            rate = -1.0
+        if not 0.0 <= rate <= 1.0:
+            raise ConfigError(
+                f'{where} = "{text}": {part.strip() or "nothing"} must be a number from 0 to 1, as in 0.85,0.3'
+            )
+        rates.append(rate)
+    return tuple(rates)
+
+
+def graph_sizes(text: str, where: str) -> tuple[int, ...]:
+    """`1,2,4,8-256/8`: batch sizes and ranges of them with their step, as a rising sequence."""
+    sizes: set[int] = set()
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*(\d{1,6})(?:-(\d{1,6})/(\d{1,6}))?\s*", part)
+        low, high, step = (int(n) for n in found.groups(default=found[1])) if found else (0, 0, 0)
+        if not 1 <= low <= high <= LARGEST_BATCH or step < 1:
+            raise ConfigError(
+                f'{where} = "{text}": {part.strip() or "nothing"} must be a batch size from 1 to {LARGEST_BATCH:,} '
+                "or a range with its step, as in 1,2,4,8-256/8"
+            )
+        sizes.update(range(low, high + 1, step))
+    return tuple(sorted(sizes))
