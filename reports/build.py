@@ -15,6 +15,7 @@ import numpy as np
 from policies.errors import ConfigError
 from reports import metrics
 from reports.columns import I64, Columns
+from reports.files import whole_file
 from reports.gaps import GAP_COLUMNS
 from reports.metrics import distribution
 from reports.record import REPORT_JSON, STATUSES, RunRecord
@@ -41,7 +42,8 @@ def build_report(folder: Path, meta: RunMeta, sla: Sla | None = None) -> Report:
     record = RunRecord(folder)
     report = _report(record, meta, sla)
     try:
-        (folder / REPORT_JSON).write_text(report.to_json(), encoding="utf-8")
+        with whole_file(folder / REPORT_JSON) as out:
+            out.write(report.to_json())
     except OSError as why:
         raise ConfigError(f"{folder / REPORT_JSON}: cannot be written ({why.strerror})") from None
     return report

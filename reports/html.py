@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from policies.errors import ConfigError
 from reports import text
+from reports.files import whole_file
 from reports.metrics import DEFINITIONS, Distribution, definition
 from reports.plots import run_charts
 from reports.record import REPORT_HTML, RunRecord
@@ -63,7 +64,8 @@ def write_html(folder: Path, report: Report, *, complete: bool = True) -> Path:
     page = page_environment().get_template("report.html.j2").render(_page(record, report, complete))
     path = folder / REPORT_HTML
     try:
-        path.write_text(page, encoding="utf-8")
+        with whole_file(path) as out:
+            out.write(page)
     except OSError as why:
         raise ConfigError(f"{path}: cannot be written ({why.strerror}); --no-html does without") from None
     return path

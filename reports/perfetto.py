@@ -17,6 +17,7 @@ import numpy as np
 
 from policies.errors import ConfigError
 from reports.columns import Columns
+from reports.files import whole_file
 from reports.record import PERFETTO, RunRecord
 
 STEP_NAMES: Final = (
@@ -49,7 +50,7 @@ def write_perfetto(folder: Path, names: Mapping[int, str] | None = None) -> Path
     record = RunRecord(folder)
     path = folder / PERFETTO
     try:
-        with path.open("w", encoding="utf-8") as out:
+        with whole_file(path) as out:
             out.write('{"displayTimeUnit":"ms","traceEvents":[\n')
             for place, event in enumerate(_events(record, names or {})):
                 out.write((",\n" if place else "") + json.dumps(event, separators=(",", ":"), allow_nan=False))

@@ -22,6 +22,7 @@ import pyarrow as pa
 from policies.errors import ConfigError
 from reports import metrics
 from reports.columns import F64, ColumnFile, Columns, numbers_to_arrow, text_to_arrow, to_arrow
+from reports.files import held_back, whole_file
 from reports.samples import STATE_NAMES, Sampler
 
 if TYPE_CHECKING:
@@ -153,13 +154,16 @@ class RunWriter:
             raise _unwritable(folder, why) from None
 
     def spill(self) -> None:
-        """Write what fills a row group; next to free when nothing does."""
+        """Write what fills a row group; next to free when nothing does. Ctrl-C waits: no row is written twice."""
         if len(self.requests) >= WINDOW_ROWS:
-            self._spill_requests()
+            with held_back():
+                self._spill_requests()
         if len(self.steps) >= WINDOW_ROWS:
-            self._write_steps()
+            with held_back():
+                self._write_steps()
         if len(self.decisions) >= WINDOW_ROWS:
-            self._write_decisions()
+            with held_back():
+                self._write_decisions()
 
     def close(self) -> None:
         """Write everything that is left, and samples.parquet. The rows handed over so far are all kept."""
@@ -183,7 +187,7 @@ class RunWriter:
         while ready - self._next_row >= WINDOW_ROWS:
             rows = range(self._next_row, self._next_row + WINDOW_ROWS)
             self._write_requests([waiting[row] for row in rows])
-            self._next_row = rows.stop  # only now, and then let go: Ctrl-C in between loses nothing
+            self._next_row = rows.stop
             for row in rows:
                 del waiting[row]
 
@@ -283,9 +287,8 @@ def write_run_state(folder: Path, state: RunState, versions: Mapping[str, str] |
     host = {"system": platform.system(), "machine": platform.machine(), "cpus": os.cpu_count()}
     ours = {"python": platform.python_version(), "numpy": np.__version__, "pyarrow": pa.__version__}
     plain = {**asdict(state), "host": host, "versions": {**ours, **(versions or {})}}
-    part = folder / f"{RUN_JSON}.part"
-    part.write_text(json.dumps(plain, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    part.replace(folder / RUN_JSON)
+    with whole_file(folder / RUN_JSON) as out:
+        out.write(json.dumps(plain, indent=2, sort_keys=True) + "\n")
 
 
 def read_run_state(folder: Path) -> RunState:

@@ -81,7 +81,7 @@ def _explained(error: BaseException) -> tuple[Exit, str]:
         return Exit.BAD_INPUT, f"{error.filename}: {error.strerror}"
     code = exit_for(error)
     if code is Exit.INTERRUPTED:
-        return code, "stopped"
+        return code, str(error) or "stopped"
     if code is Exit.BUG:
         return code, f"this is a bug: {type(error).__name__}: {error} (--debug on the same line shows the traceback)"
     return code, str(error)

@@ -10,7 +10,16 @@ from enum import IntEnum
 from policies.errors import CapabilityError, ConfigError, EngineError, InvariantError, TwinError
 from traces.errors import TraceError
 
-__all__ = ["CapabilityError", "ConfigError", "EngineError", "Exit", "InvariantError", "TraceError", "TwinError"]
+__all__ = [
+    "CapabilityError",
+    "ConfigError",
+    "EngineError",
+    "Exit",
+    "InvariantError",
+    "Stopped",
+    "TraceError",
+    "TwinError",
+]
 
 
 class Exit(IntEnum):
@@ -22,6 +31,10 @@ class Exit(IntEnum):
     MISSED = 3  # a result: the SLA, or a check, is not met
     LIVE_CUT = 4  # a live stop had to cut streams
     INTERRUPTED = 130  # Ctrl-C; what there is was kept
+
+
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C that left something behind; its text says what and where."""
 
 
 def exit_for(error: BaseException) -> Exit:

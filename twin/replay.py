@@ -22,6 +22,7 @@ from policies.router.build import Maker
 from policies.router.build import build as build_router
 from policies.router.settings import RouterSettings
 from reports.build import build_report
+from reports.files import held_back
 from reports.record import RunWriter, finish_run
 from reports.report import Report
 from reports.sla import Sla, parse_sla
@@ -32,6 +33,7 @@ from twin.cluster import Group, build_groups
 from twin.config import Config, TraceConfig
 from twin.config_text import to_plain, to_toml
 from twin.describe import describe_run
+from twin.errors import Stopped
 from twin.mocker.demand import Demand
 from twin.mocker.world import MockWorld, Observation
 
@@ -64,8 +66,9 @@ def replay(
 ) -> Replayed:
     """Simulate `config.trace` on the configured cluster and write the run folder.
 
-    Ctrl-C keeps what there is: the run is then not `complete` and its open requests are listed as open. Raises
-    TraceError or TwinError (one line each) for bad input; a run that cannot go on keeps its record, marked partial.
+    Ctrl-C keeps what there is and says so: the run is then not `complete`, requests that were open are listed as open,
+    and pages that were not made are left out. A second one, while the record or the report is written, raises Stopped.
+    Raises TraceError or TwinError (one line each) for bad input; a run that cannot go on keeps its record.
     """
     started = os.times()
     began = time.monotonic()
@@ -79,18 +82,54 @@ def replay(
     policy = build_policy(config, groups[0].settings.block_size, explain=explain)
     folder = out if out is not None else Path("runs") / (name or run_name(config))
     writer = RunWriter(folder)
-    with _journal_sink(folder, config, policy, wanted=journal) as sink:
-        world = _world(config, trace, groups, Controller([policy], sink), writer, progress)
-        complete = False
+    try:
+        with _journal_sink(folder, config, policy, wanted=journal) as sink:
+            world = _world(config, trace, groups, Controller([policy], sink), writer, progress)
+            complete = _simulate(world, config, writer, sink)
+        report = None
+        try:
+            with held_back():
+                report = _report(config, folder, trace, groups, policy, sla, hash_known=world.keyed)
+            _pages(folder, report, html=html, perfetto=perfetto, complete=complete)
+        except KeyboardInterrupt:
+            complete = False
+            if report is None:
+                raise
+    except KeyboardInterrupt:
+        raise Stopped(f"stopped; {folder} has what was written until then and no report, marked partial") from None
+    ended = os.times()
+    cpu_s = ended.user + ended.system - started.user - started.system
+    versions = {"dynatwin": __version__, "xxhash": xxhash.VERSION}
+    finish_run(folder, complete=complete, cpu_s=cpu_s, wall_s=time.monotonic() - began, versions=versions)
+    return Replayed(folder=folder, report=report, complete=complete)
+
+
+def _simulate(world: MockWorld, config: Config, writer: RunWriter, journal: Journal | None) -> bool:
+    """Run the world, and keep its record however it ends; whether it went to its end, False after Ctrl-C."""
+    complete = kept = False
+    try:
         try:
             with _no_collection():
-                complete = _run(world)
+                world.run()
+            world.audit()
+            complete = True
         finally:
-            if not complete:
-                world.abandon()
-            writer.close()
-            (folder / CONFIG_TOML).write_text(to_toml(config), encoding="utf-8")
-    report = _report(config, folder, trace, groups, policy, sla, hash_known=world.keyed)
+            with held_back():
+                if not complete:
+                    world.abandon()
+                writer.close()
+                (writer.folder / CONFIG_TOML).write_text(to_toml(config), encoding="utf-8")
+                if journal is not None:
+                    journal.flush()
+                kept = True
+    except KeyboardInterrupt:
+        if not kept:
+            raise
+        return False
+    return complete
+
+
+def _pages(folder: Path, report: Report, *, html: bool, perfetto: bool, complete: bool) -> None:
     if perfetto:
         from reports.perfetto import write_perfetto
 
@@ -99,11 +138,6 @@ def replay(
         from reports.html import write_html
 
         write_html(folder, report, complete=complete)
-    ended = os.times()
-    cpu_s = ended.user + ended.system - started.user - started.system
-    versions = {"dynatwin": __version__, "xxhash": xxhash.VERSION}
-    finish_run(folder, complete=complete, cpu_s=cpu_s, wall_s=time.monotonic() - began, versions=versions)
-    return Replayed(folder=folder, report=report, complete=complete)
 
 
 def read_options(trace: TraceConfig) -> ReadOptions:
@@ -189,16 +223,6 @@ def _world(
     )
 
 
-def _run(world: MockWorld) -> bool:
-    """Whether the run went to its end; False after Ctrl-C."""
-    try:
-        world.run()
-    except KeyboardInterrupt:
-        return False
-    world.audit()
-    return True
-
-
 def _report(
     config: Config,
     folder: Path,
@@ -231,11 +255,7 @@ def _journal_sink(folder: Path, config: Config, policy: Policy, *, wanted: bool)
         policies=(config.router.mode,),
     )
     with path.open("w", encoding="utf-8") as file:
-        sink = Journal(file.write, header)
-        try:
-            yield sink
-        finally:
-            sink.flush()
+        yield Journal(file.write, header)
 
 
 @contextmanager

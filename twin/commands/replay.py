@@ -43,7 +43,7 @@ def replay(values: Values) -> int:
             leap="no_leap" not in values,
             progress=progress,
         )
-    return _tell(done, json="json" in values, html="no_html" not in values)
+    return _tell(done, json="json" in values)
 
 
 def _path(values: Values, name: str) -> Path | None:
@@ -62,15 +62,16 @@ def _name(values: Values) -> str | None:
     return name
 
 
-def _tell(done: Replayed, *, json: bool, html: bool) -> int:
+def _tell(done: Replayed, *, json: bool) -> int:
     """Print the result and say how the run ended."""
+    page = done.folder / "report.html"
     if json:
         print(done.report.to_json(), end="")
     else:
         from reports.record import read_run_state
         from reports.tables import report_text
 
-        path = done.folder / ("report.html" if html else "report.json")
+        path = page if page.exists() else done.folder / "report.json"
         print(report_text(done.report, path=str(path), run=read_run_state(done.folder), colour=sys.stdout.isatty()))
     if not done.complete:
         print(f"twin: stopped; what was done so far is in {done.folder}, marked partial", file=sys.stderr)
