@@ -154,3 +154,20 @@ def test_a_synthetic_closed_loop_has_the_peers_summary(shared: Path, tmp_path: P
         summary["duration_ms"], rel=TOLERANCE
     )
     assert sum(s.readmissions for s in sequences if s) == golden["readmissions"]
+
+
+def test_random_bursts_take_as_many_steps_as_the_peers_up_to_chance(shared: Path, tmp_path: Path) -> None:
+    """2,000 tokens in bursts of 1, 2, 3 with chances 0.2, 0.4, 0.4 take 909 steps, give or take 10 (one sigma)."""
+    golden = golden_case(shared, "mtp_band_seed42")
+    [(request, _)] = run_golden(golden, tmp_path)
+    seq = request.sequence
+    assert seq is not None
+    assert seq.first_token_s is not None
+    assert seq.last_token_s is not None
+    peer = golden["requests"][0]
+    assert seq.first_token_s * 1e3 == pytest.approx(peer["first_token_ms"], rel=TOLERANCE)
+    step_ms = 5.8
+    assert abs(seq.last_token_s * 1e3 - peer["last_token_ms"]) < 3 * 2**0.5 * 10 * step_ms
+    ours = run_golden(golden, tmp_path, "compat=none")[0][0].sequence
+    assert ours is not None
+    assert ours.first_token_s * 1e3 == pytest.approx(32.105859, rel=TOLERANCE)  # type: ignore[operator]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from twin.engine.protocol import Engine
 from twin.engine.ranks import RankedEngine
 from twin.engine.settings import EngineSettings
+from twin.engine.speculative import SpeculativeEngine, SpeculativeTrtllmEngine
 from twin.engine.steplog import Row
 from twin.engine.trtllm import TrtllmEngine, TrtllmSettings
 from twin.engine.vllm import VllmEngine
@@ -25,8 +26,7 @@ def build_engine(
     """The engine of one worker, with `latency` for the steps of one rank; the keywords are those of `VllmEngine`."""
 
     def one(record: Callable[[Row], None] | None) -> VllmEngine:
-        kind: Callable[..., VllmEngine] = TrtllmEngine if isinstance(settings, TrtllmSettings) else VllmEngine
-        return kind(
+        return _kind(settings)(
             settings,
             latency,
             worker_id=worker_id,
@@ -38,3 +38,9 @@ def build_engine(
     if settings.ranks == 1:
         return one(record)
     return RankedEngine(one, settings.ranks, interval=settings.prefill_interval, record=record)
+
+
+def _kind(settings: EngineSettings) -> Callable[..., VllmEngine]:
+    if isinstance(settings, TrtllmSettings):
+        return TrtllmEngine if settings.speculation is None else SpeculativeTrtllmEngine
+    return VllmEngine if settings.speculation is None else SpeculativeEngine

@@ -7,6 +7,7 @@ nothing: schedulers ask whether something fits before they let it happen.
 from __future__ import annotations
 
 from policies.cluster.blocks import Branch
+from twin.engine.drafts import Drafts
 from twin.engine.pool import NO_MATCH, BlockPool, Match
 from twin.engine.sequence import Sequence
 from twin.perf.protocol import PrefillChunk
@@ -15,12 +16,13 @@ from twin.perf.protocol import PrefillChunk
 class Ledger:
     """The pool as sequences see it: counts in tokens, content by path."""
 
-    __slots__ = ("block_size", "caching", "pool")
+    __slots__ = ("block_size", "caching", "drafts", "pool")
 
     def __init__(self, pool: BlockPool, block_size: int, *, caching: bool) -> None:
         self.pool = pool
         self.block_size = block_size
         self.caching = caching
+        self.drafts: Drafts | None = None  # tokens that a step may make beyond the ones computed
 
     def prefix(self, seq: Sequence) -> Match:
         """The cached prefix of a sequence's known tokens; the last token is always computed. Touches nothing."""
@@ -32,7 +34,10 @@ class Ledger:
     def fits(self, seq: Sequence, match: Match) -> bool:
         """Whether all known tokens fit now; hits that nobody holds count as needed, since they become active."""
         pool = self.pool
-        needed = -(-(seq.prompt + seq.outputs) // self.block_size) - match.blocks + match.inactive
+        length = seq.prompt + seq.outputs
+        if self.drafts is not None:
+            length += self.drafts.ahead(seq, length)
+        needed = -(-length // self.block_size) - match.blocks + match.inactive
         return needed <= pool.free + pool.inactive
 
     def start(self, seq: Sequence, match: Match) -> int:
@@ -68,13 +73,17 @@ class Ledger:
 
     def needed(self, seq: Sequence, want: int) -> int:
         """Fresh blocks that `want` more computed tokens take."""
-        return -(-(seq.computed + want) // self.block_size) - seq.owned
+        upto = seq.computed + want
+        if self.drafts is not None:
+            upto += self.drafts.ahead(seq, want)
+        return -(-upto // self.block_size) - seq.owned
 
     def extend(self, seq: Sequence, want: int) -> PrefillChunk:
         """Take the blocks for `want` more tokens of a sequence, and publish the prompt blocks that become complete."""
         past = seq.computed
         upto = past + want
-        blocks = -(-upto // self.block_size)
+        ahead = 0 if self.drafts is None else self.drafts.ahead(seq, want)
+        blocks = -(-(upto + ahead) // self.block_size)
         if blocks > seq.owned:
             self.pool.take(blocks - seq.owned)
             seq.owned = blocks
@@ -95,9 +104,18 @@ class Ledger:
                 path = seq.path
                 pieces = path.pieces if complete <= path.blocks else (*path.pieces, (seq.own, complete))
                 self._publish(seq, pieces, complete)
+        if self.drafts is not None:
+            self.drafts.forget(seq)
         self.pool.release(seq.holds, seq.owned - seq.published)
         seq.holds = []
         seq.owned = seq.published = seq.computed = 0
+
+    def trim(self, seq: Sequence) -> None:
+        """Give back the blocks beyond the computed tokens."""
+        over = seq.owned - -(-seq.computed // self.block_size)
+        if over > 0:
+            seq.owned -= over
+            self.pool.free += over
 
     def _publish_prompt(self, seq: Sequence) -> None:
         """Publish complete prompt blocks; content that this sequence alone can use may wait until its release."""

@@ -58,6 +58,7 @@ class VllmEngine:
         self._blocked = False  # the head of waiting cannot enter until the batch changes
         self._literally = False  # running holds more than a decode batch and one partial prefill at its end
         self._order = 0
+        self._first_decodes = False  # whoever makes a first token pays for a decode too (speculative.py)
 
     # ------------------------------------------------------------ requests in and out
 
@@ -406,7 +407,7 @@ class VllmEngine:
             if new or again > 1 or not emits:
                 chunks.append(chunk)
                 tokens += new + again
-                if emits and seq.outputs:
+                if emits and (seq.outputs or self._first_decodes):
                     resumed += 1
                     resumed_ctx += length
             else:
@@ -688,7 +689,9 @@ class VllmEngine:
                     outcome.firsts.append(seq)
             elif seq.last_token_s is not None:
                 since_s.append(seq.last_token_s)
-            seq.outputs += 1
+            made = self._emit(seq)
+            if made > 1:
+                since_s += [end_s] * (made - 1)
             seq.last_token_s = end_s
             if seq.outputs >= seq.outputs_limit:
                 self._complete(seq, end_s, outcome)
@@ -697,6 +700,11 @@ class VllmEngine:
         outcome.freed = bool(outcome.ended or step.preempted)
         self._log.literal(step, self.batch, self.pool, (len(self.running), len(self.waiting)))
         self._log.gaps(since_s, end_s)
+
+    def _emit(self, seq: Sequence) -> int:
+        """Tokens that a request makes at the end of a step that was scheduled request by request; they are noted."""
+        seq.outputs += 1
+        return 1
 
     def _reform(self, end_s: float) -> None:
         """Build the decode batch anew after a literal step."""

@@ -1,0 +1,71 @@
+"""Speculative decoding: a decode step verifies draft tokens and may emit several tokens of a request at once.
+
+Steps are scheduled request by request and never leapt, since nobody knows how far a burst goes. Blocks for the largest
+burst are there before a step begins, and those that were not needed go back at its end. Rules: docs/engines/options.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from twin.engine.drafts import Drafts
+from twin.engine.plan import StepPlan
+from twin.engine.sequence import Sequence
+from twin.engine.settings import EngineSettings
+from twin.engine.steplog import Row
+from twin.engine.trtllm import TrtllmEngine
+from twin.engine.vllm import VllmEngine
+from twin.perf.protocol import LatencyModel
+
+
+class SpeculativeEngine(VllmEngine):
+    """A vLLM replica with speculative decoding; `settings.speculation` must be set."""
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        latency: LatencyModel,
+        *,
+        worker_id: int = 0,
+        record: Callable[[Row], None] | None = None,
+        kv_events: bool = False,
+        leap_past_evictions: bool = True,
+    ) -> None:
+        super().__init__(
+            settings,
+            latency,
+            worker_id=worker_id,
+            record=record,
+            kv_events=kv_events,
+            leap_past_evictions=leap_past_evictions,
+        )
+        assert settings.speculation is not None
+        self._drafts = Drafts(settings.speculation, settings.blocks * settings.block_size)
+        self._first_decodes = settings.speculation.in_prefill
+        self.ledger.drafts = self._drafts
+
+    def plan(self, now_s: float) -> StepPlan | None:
+        """Decide the next step, request by request."""
+        step = StepPlan(now_s)
+        if self.running or self.activated:
+            return self._plan_literal(step)
+        if not self.waiting:
+            return None
+        if self._holds_back or self._admissible(self.waiting[0], self.settings.max_num_batched_tokens) is None:
+            return self._plan_stuck(step)
+        return self._plan_literal(step)
+
+    def _emit(self, seq: Sequence) -> int:
+        made = self._drafts.burst(seq)
+        seq.outputs += made
+        seq.computed += made - 1
+        self.ledger.trim(seq)
+        return made
+
+    def _reform(self, end_s: float) -> None:
+        """Nobody decodes in a standing batch: what a step emits is not known before its end."""
+        self._log.emitted(end_s)
+
+
+class SpeculativeTrtllmEngine(SpeculativeEngine, TrtllmEngine):
+    """A TensorRT-LLM replica with speculative decoding."""
