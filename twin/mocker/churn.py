@@ -7,6 +7,8 @@ instant: a token is delivered when its step has ended before it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from policies.cluster.actions import Migrate
@@ -23,11 +25,46 @@ from twin.engine.ticks import before, instant
 from twin.mocker.clock import Order
 from twin.mocker.requests import OpenRequest
 from twin.mocker.worker import MockWorker
+from twin.perf.protocol import LatencyModel
 
 if TYPE_CHECKING:
     from twin.mocker.world import MockWorld
 
 _FAULT = int(Order.FAULT)
+
+
+@dataclass(slots=True)
+class Loss:
+    """What a loss came to: when the cluster knew, how many requests it interrupted, how these ended."""
+
+    detected_s: float | None = None
+    interrupted: int = 0
+    tokens_carried: int = 0
+    outcomes: dict[str, int] = field(default_factory=dict)
+
+
+class Upset:
+    """How a worker's messages are disturbed now, by whatever causes: keyed by cause."""
+
+    __slots__ = ("delays_s", "losses", "silent")
+
+    def __init__(self) -> None:
+        self.losses: dict[int, Callable[[], bool]] = {}
+        self.delays_s: dict[int, float] = {}
+        self.silent: set[int] = set()
+
+    def loses(self) -> bool:
+        """Whether this message is lost; every cause draws."""
+        return sum(lost() for lost in self.losses.values()) > 0
+
+    @property
+    def delay_s(self) -> float:
+        return sum(self.delays_s.values())
+
+    def over(self, cause: int) -> None:
+        self.losses.pop(cause, None)
+        self.delays_s.pop(cause, None)
+        self.silent.discard(cause)
 
 
 class Churn:
@@ -36,10 +73,16 @@ class Churn:
     def __init__(self, world: MockWorld) -> None:
         self._world = world
         self.draining: dict[WorkerId, MockWorker] = {}
+        self.upsets: dict[WorkerId, Upset] = {}
+        self.on_arrival: list[Callable[[int, RequestId], None]] = []  # called with each row that arrives
+        self.pins: dict[int, WorkerId] = {}  # rows that ask for a worker
+        self.when_gone: dict[WorkerId, Callable[[], None]] = {}  # called when a draining worker has left
+        self.touched: dict[RequestId, list[Loss]] = {}
+        self._losses: dict[WorkerId, Loss] = {}
 
     # ------------------------------------------------------------ losses and returns
 
-    def lose(self, worker_id: WorkerId, reason: str, detect_s: float | None = 0.0) -> None:
+    def lose(self, worker_id: WorkerId, reason: str, detect_s: float | None = 0.0, loss: Loss | None = None) -> None:
         """A worker dies now; the cluster knows after `detect_s` (None: not before it comes back)."""
         world = self._world
         world.learn_evictions(before(world.clock.now))
@@ -50,6 +93,8 @@ class Churn:
         worker.kill()
         if world.handoffs is not None:
             world.handoffs.stop(worker)
+        if loss is not None:
+            self._losses[worker_id] = loss
         if detect_s is not None:
             self.detect(worker, reason, detect_s)
 
@@ -64,10 +109,15 @@ class Churn:
         world.learn_evictions(before(world.clock.now))
         worker.fenced = True
         self.draining.pop(worker.worker_id, None)
+        loss = self._losses.pop(worker.worker_id, None) or Loss()
+        loss.detected_s = world.clock.now
         world.post(WorkerLost(at_s=world.clock.now, worker_id=worker.worker_id, reason=reason))
         for request in self._requests_of(worker.worker_id):
             if not request.closed:
-                self._interrupt(request, worker, reason)
+                self._interrupt(request, worker, reason, loss)
+        gone = self.when_gone.pop(worker.worker_id, None)
+        if gone is not None:
+            gone()
 
     def restore(self, worker_id: WorkerId) -> None:
         """A worker that is down comes back, empty, under a new epoch; whoever took it for alive learns better first."""
@@ -76,13 +126,31 @@ class Churn:
         self.detect(gone, "came back under a new epoch")
         world.start_worker(world.specs[worker_id], gone.up.epoch + 1)
 
+    # ------------------------------------------------------------ slow, hanging, garbled
+
+    def hang(self, worker: MockWorker) -> None:
+        """A worker stops where it is."""
+        self._world.learn_evictions(before(self._world.clock.now))
+        worker.hang()
+
+    def pace(self, worker: MockWorker, latency: LatencyModel) -> None:
+        """A worker takes another time for its steps from the next one on."""
+        self._world.learn_evictions(before(self._world.clock.now))
+        worker.pace(latency)
+
+    def upset(self, worker_id: WorkerId) -> Upset:
+        """How the messages of a worker are disturbed."""
+        return self.upsets.setdefault(worker_id, Upset())
+
     # ------------------------------------------------------------ drains
 
-    def drain(self, worker_id: WorkerId, timeout_s: float | None = None) -> None:
+    def drain(self, worker_id: WorkerId, timeout_s: float | None = None, loss: Loss | None = None) -> None:
         """A worker takes no new work, and leaves when it has nothing left, or after `timeout_s`."""
         world = self._world
         worker = world.workers[worker_id]
         self.draining[worker_id] = worker
+        if loss is not None:
+            self._losses[worker_id] = loss
         world.post(WorkerDraining(at_s=world.clock.now, worker_id=worker_id))
         self.check_drained()
         if timeout_s is not None:
@@ -152,12 +220,20 @@ class Churn:
         self._world.note_gap(worker.worker_id, request.last_token_s, now_s)
         self._world.post(PrefillDone(at_s=now_s, request_id=seq.request_id, worker_id=worker.worker_id))
 
-    def _interrupt(self, request: OpenRequest, worker: MockWorker, reason: str) -> None:
+    def on_end(self, request_id: RequestId, status: str) -> None:
+        """A request has ended: the losses that it survived, or did not, learn how."""
+        for loss in self.touched.pop(request_id, ()):
+            loss.outcomes[status] = loss.outcomes.get(status, 0) + 1
+
+    def _interrupt(self, request: OpenRequest, worker: MockWorker, reason: str, loss: Loss) -> None:
         world = self._world
         if request.handoff is not None and world.handoffs is not None:
             self._count(request)
             world.handoffs.break_off(request.handoff)
         request.interrupt(world.tree)
+        loss.interrupted += 1
+        loss.tokens_carried += request.carried
+        self.touched.setdefault(request.request_id, []).append(loss)
         world.post(
             RequestInterrupted(
                 at_s=world.clock.now,

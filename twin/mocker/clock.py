@@ -32,6 +32,11 @@ class Order(IntEnum):
 class Clock(Environment):
     """SimPy's environment with events at absolute times and a stated order."""
 
+    @property
+    def waiting(self) -> int:
+        """Events that have not happened yet."""
+        return len(self._queue)
+
     def put(self, event: Event, at_s: float, order: int) -> None:
         """Let a pending event happen at `at_s`."""
         event._ok = True

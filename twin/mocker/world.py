@@ -82,7 +82,8 @@ class MockWorld:
 
     `key_tokens` is how many tokens one hash id of the demand stands for (None: no ids). `concurrency` closes the loop:
     at most so many units (rows, or whole sessions) at once, recorded times ignored. `handoff` says how KV goes from
-    prefill workers to decode workers, where there are such.
+    prefill workers to decode workers, where there are such. `loses_events`: messages of workers get lost or are late at
+    times, so that each counts.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class MockWorld:
         concurrency: int | None = None,
         observe: Observation = PROMPT,
         handoff: HandoffPlan | None = None,
+        loses_events: bool = False,
         on_end: Callable[[OpenRequest, str], None] | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> None:
@@ -105,11 +107,13 @@ class MockWorld:
         self.workers: dict[WorkerId, MockWorker] = {}
         self.open: dict[RequestId, OpenRequest] = {}
         self.ended = 0
+        self.last_end_s = 0.0
         self._demand = demand
         self._sinks = sinks
         self._router = router
         self._concurrency = concurrency
         self._observe = observe
+        self._leaps_past_evictions = observe.kv_event_lag_s <= 0.0 and not loses_events
         self._on_end = on_end
         self._progress = progress
         self._timers: dict[str, float] = {}
@@ -221,6 +225,9 @@ class MockWorld:
         if request_id in self.open:  # the trace repeats an id; ours must be unique while it is open
             request_id = RequestId(f"{row.request_id}#{row.row}")
         self.open[request_id] = OpenRequest(request_id, row, now_s, path)
+        churn = self.churn
+        for heard in churn.on_arrival:
+            heard(row.row, request_id)
         self.post(
             RequestArrived(
                 at_s=now_s,
@@ -231,6 +238,7 @@ class MockWorld:
                 priority=row.priority,
                 session_id=row.session_id,
                 lora=row.lora,
+                worker_hint=churn.pins.get(row.row) if churn.pins else None,
             )
         )
 
@@ -344,7 +352,7 @@ class MockWorld:
             kv_events=self._kv_events
             and spec.settings.prefix_caching
             and (spec.role is not Role.DECODE or self._decode_events),
-            leap_past_evictions=self._observe.kv_event_lag_s <= 0.0,
+            leap_past_evictions=self._leaps_past_evictions,
         )
         up = WorkerUp(
             at_s=self.clock.now,
@@ -412,6 +420,9 @@ class MockWorld:
     def _post_blocks(self, worker: MockWorker) -> None:
         pool = worker.engine.pool
         now_s, lag_s = self.clock.now, self._observe.kv_event_lag_s
+        upset = self.churn.upsets.get(worker.worker_id) if self.churn.upsets else None
+        if upset is not None:
+            lag_s += upset.delay_s
         events: list[Event] = []
         if pool.removed:
             events.append(
@@ -424,6 +435,8 @@ class MockWorld:
             )
             pool.stored = []
         for event in events:
+            if upset is not None and upset.loses():
+                continue
             self._tell(worker, event, lag_s)
 
     def _tell(self, worker: MockWorker, event: Event, lag_s: float) -> None:
@@ -440,7 +453,8 @@ class MockWorld:
         """Every worker tells its load; goes on while there is work, so that quiet spells cost nothing."""
         measured_s, lag_s = self.clock.now, self._observe.report_lag_s
         for worker in self.workers.values():
-            if worker.down or worker.hung:
+            upset = self.churn.upsets.get(worker.worker_id)
+            if worker.down or worker.hung or (upset is not None and upset.silent):
                 continue
             running, waiting, active, cached = worker.load(measured_s)
             event = WorkerReported(
@@ -464,7 +478,7 @@ class MockWorld:
         request.closed = True
         if status == "rejected" and request.migrations:
             status = "failed"  # the client has been promised an answer before
-        now_s = self.clock.now
+        self.last_end_s = now_s = self.clock.now
         self._note(request, status, reason)
         worker_id = request.worker_id
         event: Event
@@ -480,6 +494,8 @@ class MockWorld:
             event = RequestFailed(
                 at_s=now_s, request_id=request_id, reason=reason or "", worker_id=worker_id, output_tokens=request.made
             )
+        if self.churn.touched:
+            self.churn.on_end(request_id, status)
         self.post(event)
         if self.churn.draining:
             self.churn.check_drained()

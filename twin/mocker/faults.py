@@ -1,0 +1,356 @@
+"""Performs a scenario on a simulated world: each fault at its instant, before everything else that happens then.
+
+It keeps the timeline: what was done to whom, when the cluster knew, when it was over, which requests it touched and how
+these ended. It decides nothing about requests; a fault that finds nothing to act on is noted, never passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
+
+from policies.cluster.draws import draw
+from policies.cluster.ids import RequestId, WorkerId
+from policies.errors import CapabilityError, ConfigError
+from twin.engine.ticks import instant
+from twin.mocker.churn import Loss
+from twin.mocker.clock import Order
+from twin.mocker.worker import MockWorker
+from twin.perf.slowed import Slowed
+from twin.scenario import ANY, Fault, Occurrence, Scenario, chosen, occurrences
+
+if TYPE_CHECKING:
+    from twin.mocker.links import Network
+    from twin.mocker.world import MockWorld, WorkerSpec
+
+_FAULT = int(Order.FAULT)
+
+
+@dataclass(slots=True, kw_only=True)
+class Entry:
+    """One line of the timeline. `why_not` says why nothing was done; times are None where it never came to that."""
+
+    fault: str
+    kind: str
+    at_s: float
+    target: str | None = None
+    why_not: str | None = None
+    over_s: float | None = None
+    loss: Loss = field(default_factory=Loss)
+
+    def plain(self) -> dict[str, object]:
+        """As a flat table."""
+        found: dict[str, object] = asdict(self)
+        del found["loss"]
+        return found | asdict(self.loss)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detection:
+    """How long it takes to know: of a broken connection, of a lease that ran out, of a worker that says nothing."""
+
+    disconnect_s: float
+    lease_s: float
+    inactivity_s: float
+
+
+class Faults:
+    """One scenario on one world. `start` before the world runs; `timeline` and `never_applied` when it is over."""
+
+    def __init__(
+        self, world: MockWorld, scenario: Scenario, *, seed: int, detection: Detection, network: Network | None = None
+    ) -> None:
+        self._world = world
+        self._scenario = scenario
+        self._seed = scenario.seed if scenario.seed is not None else seed
+        self._detection = detection
+        self._network = network
+        self._ids = worker_ids(scenario, world.specs)
+        self._names = {worker_id: name for name, worker_id in self._ids.items()}
+        self._pending = 0  # events of ours on the clock
+        self._rows: dict[int, RequestId] = {}
+        self.timeline: list[Entry] = []
+
+    def start(self) -> None:
+        """Put the first occurrence of every fault on the clock."""
+        world = self._world
+        for fault in self._scenario.faults:
+            if fault.rate is not None and fault.kind == "client_disconnect":
+                world.churn.on_arrival.append(self._leaver(fault))
+                continue
+            self._next(fault, occurrences(fault, self._seed))
+        if any(fault.row is not None for fault in self._scenario.faults):
+            world.churn.on_arrival.append(self._note_row)
+        first = self._scenario.first_worker
+        if first is not None:
+            world.churn.pins[0] = self._ids[first]
+
+    def never_applied(self, end_s: float) -> list[str]:
+        """Faults that did nothing in the whole run, or only after its last request had ended at `end_s`."""
+        found = []
+        for fault in self._scenario.faults:
+            if fault.kind == "client_disconnect" and fault.rate is not None:
+                continue
+            entries = [entry for entry in self.timeline if entry.fault == fault.where]
+            if any(entry.why_not is None and entry.at_s <= end_s for entry in entries):
+                continue
+            if fault.recurs and not entries:
+                continue  # none was drawn before the end
+            at_s = entries[0].at_s if entries else fault.at_s
+            why = entries[0].why_not if entries and entries[0].why_not else f"the run ended at {end_s:g} s"
+            found.append(f"{fault.where}: {fault.kind} at {at_s:g} s was never applied: {why}")
+        return found
+
+    # ------------------------------------------------------------ when
+
+    def _next(self, fault: Fault, times: Iterator[Occurrence]) -> None:
+        occurrence = next(times, None)
+        if occurrence is not None:
+            self._call(max(occurrence.at_s, self._world.clock.now), lambda: self._occur(fault, occurrence, times))
+
+    def _call(self, at_s: float, what: Callable[[], None]) -> None:
+        self._pending += 1
+
+        def act() -> None:
+            self._pending -= 1
+            what()
+
+        self._world.call(instant(at_s), _FAULT, act)
+
+    def _occur(self, fault: Fault, occurrence: Occurrence, times: Iterator[Occurrence]) -> None:
+        world = self._world
+        entry = Entry(fault=fault.where, kind=fault.kind, at_s=world.clock.now)
+        if fault.recurs and world.clock.waiting <= self._pending:
+            return  # nothing else is going to happen: the run is over
+        self.timeline.append(entry)
+        entry.why_not = self._perform(fault, occurrence, entry)
+        if fault.recurs:
+            self._next(fault, times)
+
+    def _until(self, occurrence: Occurrence, entry: Entry, what: Callable[[], None]) -> None:
+        """Undo at the end of the fault, if it has one."""
+
+        def over() -> None:
+            entry.over_s = self._world.clock.now
+            what()
+
+        if occurrence.until_s is not None:
+            self._call(occurrence.until_s, over)
+
+    # ------------------------------------------------------------ what
+
+    def _perform(self, fault: Fault, occurrence: Occurrence, entry: Entry) -> str | None:
+        """Do it; returns why not where there is nothing to do it to."""
+        if fault.kind == "client_disconnect":
+            return self._disconnect(fault, entry)
+        if fault.link is not None:
+            return self._slow_link(fault, occurrence, entry)
+        worker = self._target(fault, occurrence)
+        if worker is None:
+            wanted = "is down" if fault.kind == "worker_up" else "is up"
+            return f"no worker of {fault.worker or fault.role!r} {wanted}"
+        entry.target = self._names[worker.worker_id]
+        _PERFORM[fault.kind](self, fault, occurrence, entry, worker)
+        return None
+
+    def _target(self, fault: Fault, occurrence: Occurrence) -> MockWorker | None:
+        """The worker that it happens to: by name, or drawn among those that it can happen to."""
+        world = self._world
+        fits = [
+            worker
+            for _, worker in sorted(world.workers.items())
+            if self._can(fault.kind, worker)
+            and (fault.role is None or worker.up.role.value == fault.role)
+            and (fault.worker in (None, ANY) or self._names[worker.worker_id] == fault.worker)
+        ]
+        if not fits:
+            return None
+        by_name = {self._names[worker.worker_id]: worker for worker in fits}
+        return by_name[chosen(occurrence, list(by_name))]
+
+    def _can(self, kind: str, worker: MockWorker) -> bool:
+        if kind == "worker_up":
+            return worker.down
+        if kind in ("drain", "worker_hang") and (worker.hung or worker.worker_id in self._world.churn.draining):
+            return False
+        return not worker.down
+
+    def _down(self, fault: Fault, occurrence: Occurrence, entry: Entry, worker: MockWorker) -> None:
+        self._world.churn.lose(worker.worker_id, "disconnected", self._delay_s(fault), entry.loss)
+        self._return(occurrence, entry, worker)
+
+    def _delay_s(self, fault: Fault) -> float | None:
+        if fault.detection_delay_s is not None:
+            return fault.detection_delay_s
+        if fault.detect == "silent":
+            return None
+        return self._detection.lease_s if fault.detect == "lease" else self._detection.disconnect_s
+
+    def _return(self, occurrence: Occurrence, entry: Entry, worker: MockWorker) -> None:
+        """At its end the worker starts again, and is there after its start-up time."""
+        spec = self._world.specs[worker.worker_id]
+
+        def begin() -> None:
+            self._call(self._world.clock.now + spec.startup_s, back)
+
+        def back() -> None:
+            entry.over_s = self._world.clock.now
+            if self._world.workers[worker.worker_id] is worker and worker.down:
+                self._world.churn.restore(worker.worker_id)
+
+        if occurrence.until_s is not None:
+            self._call(occurrence.until_s, begin)
+
+    def _up(self, fault: Fault, occurrence: Occurrence, entry: Entry, worker: MockWorker) -> None:
+        spec = self._world.specs[worker.worker_id]
+
+        def back() -> None:
+            entry.over_s = self._world.clock.now
+            if worker.down and self._world.workers[worker.worker_id] is worker:
+                self._world.churn.restore(worker.worker_id)
+
+        if spec.startup_s:
+            self._call(self._world.clock.now + spec.startup_s, back)
+        else:
+            back()
+
+    def _hang(self, fault: Fault, occurrence: Occurrence, entry: Entry, worker: MockWorker) -> None:
+        """It stops where it is; who waits too long for an answer takes it for lost, and it comes back empty."""
+        churn = self._world.churn
+        delay_s = fault.detection_delay_s if fault.detection_delay_s is not None else self._detection.inactivity_s
+        churn.hang(worker)
+
+        def give_up() -> None:
+            if worker.hung and not worker.down:
+                churn.lose(worker.worker_id, f"no answer for {delay_s:g} s", 0.0, entry.loss)
+
+        def over() -> None:
+            if worker.down:
+                if self._world.workers[worker.worker_id] is worker:
+                    churn.restore(worker.worker_id)
+            elif worker.hung:
+                worker.resume()
+
+        self._call(self._world.clock.now + delay_s, give_up)
+        self._until(occurrence, entry, over)
+
+    def _slow(self, fault: Fault, occurrence: Occurrence, entry: Entry, worker: MockWorker) -> None:
+        world = self._world
+        usual = world.specs[worker.worker_id].latency
+        world.churn.pace(worker, Slowed(usual, fault.factor))
+        self._until(occurrence, entry, lambda: None if worker.down else world.churn.pace(worker, usual))
+
+    def _drain(self, fault: Fault, occurrence: Occurrence, entry: Entry, worker: MockWorker) -> None:
+        self._world.churn.drain(worker.worker_id, fault.timeout_s, entry.loss)
+        self._return_when_gone(occurrence, entry, worker)
+
+    def _return_when_gone(self, occurrence: Occurrence, entry: Entry, worker: MockWorker) -> None:
+        """A drained worker comes back at its time, or when it has left, whichever is later."""
+        world = self._world
+        startup_s = world.specs[worker.worker_id].startup_s
+
+        def back() -> None:
+            entry.over_s = world.clock.now
+            if world.workers[worker.worker_id] is worker:
+                world.churn.restore(worker.worker_id)
+
+        def begin() -> None:
+            if worker.down:
+                self._call(world.clock.now + startup_s, back)
+            else:
+                world.churn.when_gone[worker.worker_id] = begin
+
+        if occurrence.until_s is not None:
+            self._call(occurrence.until_s, begin)
+
+    def _events(self, fault: Fault, occurrence: Occurrence, entry: Entry, worker: MockWorker) -> None:
+        """KV events of a worker are lost or late for a while; draws count its messages."""
+        upset = self._world.churn.upset(worker.worker_id)
+        if fault.kind == "event_loss":
+            rate, name = fault.rate or 0.0, f"{fault.index}.{occurrence.n}"
+            sent = iter(range(2**62))
+            upset.losses[id(entry)] = lambda: draw(self._seed, "event_loss", name, next(sent)) < rate
+        else:
+            upset.delays_s[id(entry)] = fault.delay_s
+        self._until(occurrence, entry, lambda: upset.over(id(entry)))
+
+    def _stale(self, fault: Fault, occurrence: Occurrence, entry: Entry, worker: MockWorker) -> None:
+        upset = self._world.churn.upset(worker.worker_id)
+        upset.silent.add(id(entry))
+        self._until(occurrence, entry, lambda: upset.over(id(entry)))
+
+    def _slow_link(self, fault: Fault, occurrence: Occurrence, entry: Entry) -> str | None:
+        network, link = self._network, fault.link
+        assert link is not None
+        if network is None:
+            raise CapabilityError(f"{fault.where}: this run has no links; give it a topology, or leave the fault out")
+        entry.target = link
+        network.slow(link, 0.0 if fault.kind == "link_down" else fault.factor)
+        self._until(occurrence, entry, lambda: network.slow(link, 1.0))
+        return None
+
+    # ------------------------------------------------------------ clients
+
+    def _disconnect(self, fault: Fault, entry: Entry) -> str | None:
+        assert fault.row is not None
+        entry.target = f"row {fault.row}"
+        request_id = self._rows.get(fault.row)
+        if request_id is None:
+            return "the request had not arrived"
+        if not self._world.churn.cancel(request_id):
+            return "the request had ended"
+        return None
+
+    def _note_row(self, row: int, request_id: RequestId) -> None:
+        self._rows[row] = request_id
+
+    def _leaver(self, fault: Fault) -> Callable[[int, RequestId], None]:
+        """A share of all clients leaves, each within a drawn time after its arrival."""
+        assert fault.rate is not None
+        rate, name = fault.rate, f"leave {fault.index}"
+
+        def arrived(row: int, request_id: RequestId) -> None:
+            if draw(self._seed, name, str(row), 0) < rate:
+                wait_s = fault.within_s * draw(self._seed, name, str(row), 1)
+                self._call(self._world.clock.now + wait_s, lambda: self._leave(fault, row, request_id))
+
+        return arrived
+
+    def _leave(self, fault: Fault, row: int, request_id: RequestId) -> None:
+        entry = Entry(fault=fault.where, kind=fault.kind, at_s=self._world.clock.now, target=f"row {row}")
+        request = self._world.open.get(request_id)
+        if request is not None and request.row.row == row:
+            self._world.churn.cancel(request_id)
+            self.timeline.append(entry)
+
+
+_Performer = Callable[[Faults, Fault, Occurrence, Entry, MockWorker], None]
+_PERFORM: Mapping[str, _Performer] = {
+    "worker_down": Faults._down,
+    "worker_up": Faults._up,
+    "worker_hang": Faults._hang,
+    "worker_slow": Faults._slow,
+    "drain": Faults._drain,
+    "event_loss": Faults._events,
+    "event_delay": Faults._events,
+    "report_stale": Faults._stale,
+}
+
+
+def worker_ids(scenario: Scenario, specs: Mapping[WorkerId, WorkerSpec]) -> dict[str, WorkerId]:
+    """The scenario's names of workers: its own list in order of id, else the names that workers have."""
+    if scenario.workers is None:
+        named = {spec.name: worker_id for worker_id, spec in specs.items()}
+    elif len(scenario.workers) != len(specs):
+        raise ConfigError(
+            f"{scenario.path}: names {len(scenario.workers)} workers, the run has {len(specs)}; "
+            "let both be the same, or leave workers out and use the names that they have"
+        )
+    else:
+        named = dict(zip(scenario.workers, sorted(specs), strict=True))
+    for fault in scenario.faults:
+        if fault.worker not in (None, ANY) and fault.worker not in named:
+            some = ", ".join(list(named)[:8])
+            raise ConfigError(f"{fault.where}: worker = {fault.worker!r}: no such worker; there are {some}")
+    return named
