@@ -138,12 +138,83 @@ class LatencyConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StartupConfig:
+    """`[workers.startup]`: how a worker of the group comes up; the first ones are up when the run begins."""
+
+    weights_from: str = _key("disk", "where the weights are read from", choices=("disk", "object", "peer"))
+    bandwidth_gb_per_s: float | None = _key(
+        None, "what one worker reads weights at", above=0, absent="10 (disk), 5 (object store), its links (peer)"
+    )
+    boot_s: float = _key(10.0, "from the order to the first byte of weights", low=0)
+    warmup_s: float | None = _key(
+        None, "from the last byte to the first request", low=0, absent="60 (vllm), 30 (sglang), 45 (trtllm)"
+    )
+
+
+DISK_GB_S = 10.0
+"""Local NVMe, as the KV tiers have it."""
+OBJECT_STORE_GB_S = 5.0
+"""Our estimate of what one worker gets."""
+WARMUP_S: Mapping[str, float] = MappingProxyType({"vllm": 60.0, "sglang": 30.0, "trtllm": 45.0})
+"""Compilation, graph capture and profiling after the weights are there: our estimates, not measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathConfig:
+    """`[workers.links]`: which links what the group sends and gets crosses."""
+
+    kv: str = _key("nic", "links between its GPUs and other workers, in order, like nic+spine")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkConfig:
+    """`[[links]]`: one kind of link of the run, and how many there are of it."""
+
+    name: str = _key("nic", "name of the link; its copies are NAME:GROUP, NAME:WORKER, NAME:WORKER:RANK")
+    kind: str = _key("nic", "what it is; says what the keys left out are", choices=("nvlink", "pcie", "nic", "storage"))
+    per: str | None = _key(
+        None,
+        "what has a copy of its own",
+        choices=("rank", "worker", "group", "run"),
+        absent="rank; run for storage",
+    )
+    bandwidth_gb_per_s: float | None = _key(
+        None, "what one copy carries, each way if duplex", above=0, absent="of the GPU (`twin hardware`); 5 for storage"
+    )
+    latency_s: float | None = _key(None, "before the first byte of each transfer", low=0, absent="0; 0.005 for storage")
+    desc_cost_s: float = _key(0.0, "of each separate piece of memory that a transfer moves", low=0)
+    discipline: str | None = _key(
+        None, "who goes first", choices=("fair", "fifo", "private"), absent="fair; fifo for pcie"
+    )
+    duplex: bool | None = _key(None, "both ways at full speed", absent="true; false for storage")
+
+
+LINK_KINDS: Mapping[str, LinkConfig] = MappingProxyType(
+    {
+        "nvlink": LinkConfig(name="nvlink", kind="nvlink", per="rank", latency_s=0.0, discipline="fair", duplex=True),
+        "pcie": LinkConfig(name="pcie", kind="pcie", per="rank", latency_s=0.0, discipline="fifo", duplex=True),
+        "nic": LinkConfig(name="nic", kind="nic", per="rank", latency_s=0.0, discipline="fair", duplex=True),
+        "storage": LinkConfig(
+            name="storage",
+            kind="storage",
+            per="run",
+            bandwidth_gb_per_s=OBJECT_STORE_GB_S,
+            latency_s=0.005,
+            discipline="fair",
+            duplex=False,
+        ),
+    }
+)
+"""What a link of each kind is where [[links]] leaves it open; these four can be named without a table of their own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerGroup:
     """`[[workers]]`: one group of equal workers."""
 
     name: str = _key("pool", "name of the group; its workers are NAME-0, NAME-1, ...")
     count: int = _key(4, "workers in the group", low=1, high=100_000)
-    role: str = _key("mixed", "what its workers do", choices=("mixed",), later=("prefill", "decode"))
+    role: str = _key("mixed", "what its workers do", choices=("mixed", "prefill", "decode"))
     model: str = _key("llama-3.1-70b", "model served (`twin models`)")
     gpu: str = _key("h100_sxm", "device (`twin hardware`)")
     tp: int = _key(4, "tensor parallel degree: GPUs of one worker", low=1, high=1024)
@@ -152,9 +223,14 @@ class WorkerGroup:
     ep: int = _key(1, "expert parallel degree", low=1, high=1024)
     weights: str = _key("fp8", "number format of the weights")
     kv: str = _key("bf16", "number format of the KV cache")
-    startup_s: float = _key(0.0, "how long a worker that is added later takes to start", low=0)
+    startup_s: float | None = _key(
+        None, "how long a worker that is added later takes to start", low=0, absent="what [workers.startup] comes to"
+    )
+    usd_per_hour: float | None = _key(None, "price of one GPU for an hour", low=0, absent="no cost is reported")
     engine: EngineConfig = field(default=EngineConfig())
     latency: LatencyConfig = field(default=LatencyConfig())
+    startup: StartupConfig = field(default=StartupConfig())
+    links: PathConfig = field(default=PathConfig())
 
     @property
     def gpus(self) -> int:
@@ -196,11 +272,65 @@ class RouterConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DisaggregationConfig:
+    """`[disaggregation]`: how prompts go from prefill workers to decode workers, where there are such."""
+
+    order: str | None = _key(
+        None,
+        "compute first and then find a decode worker, or take room there first",
+        choices=("prefill-first", "decode-first"),
+        absent="as the engine does: vllm and trtllm prefill-first, sglang decode-first",
+    )
+    first_token: str = _key(
+        "decode", "whose token the client sees first (TensorRT-LLM: prefill)", choices=("decode", "prefill")
+    )
+    conditional: str = _key(
+        "off",
+        "when a prompt stays on its decode worker: little is left to compute, prefill workers are busy, or either",
+        choices=("off", "isl", "prefill-load", "isl-or-load"),
+    )
+    prefill_busy_tokens: int | None = _key(
+        None, "a prefill worker with more open prompt tokens is busy", low=0, high=LARGEST, absent="never busy"
+    )
+    transfer: str = _key(
+        "full", "send the whole prompt's KV, or only the blocks missing at the destination", choices=("full", "missing")
+    )
+    kv_bytes_per_token: int | None = _key(
+        None, "KV bytes of one token", low=0, high=LARGEST, absent="what the model and its KV format hold"
+    )
+    bandwidth_gb_per_s: float | None = _key(
+        None, "a link of its own for every transfer, GB = 1e9 bytes", above=0, absent="the workers' NICs, shared"
+    )
+    setup_s: float = _key(0.0, "fixed cost of a transfer", low=0)
+    lease_s: float = _key(60.0, "how long a prefill worker keeps blocks that nobody fetches", above=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ObserveConfig:
     """`[observe]`: how late the router learns things."""
 
     report_lag_s: float = _key(0.0, "delay of the workers' load reports", low=0)
     kv_event_lag_s: float = _key(0.0, "delay of the workers' KV events", low=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResilienceConfig:
+    """`[resilience]`: what becomes of requests whose worker is lost, and how long it takes to know."""
+
+    migration_limit: int = _key(0, "how often one request may be sent again; 0: it fails", low=0, high=1000)
+    migration_max_seq_len: int | None = _key(
+        None, "no migration of longer requests: prompt and delivered tokens", low=1, high=LARGEST, absent="no limit"
+    )
+    detection_delay_s: float = _key(0.0, "until a broken connection is known", low=0)
+    lease_ttl_s: float = _key(10.0, "until a worker without a heart-beat is known to be gone (detect = lease)", low=0)
+    response_inactivity_s: float = _key(60.0, "until a worker that answers nothing is taken for lost", above=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultsConfig:
+    """`[faults]`: a scenario of what goes wrong (docs/faults.md)."""
+
+    path: Path | None = _key(None, "scenario file; in a file, relative to that file", absent="nothing goes wrong")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +347,16 @@ class Config:
     sla: str | None = _key(None, "limits to meet, e.g. ttft=200ms,itl=50ms@p95", absent="no verdict")
     trace: TraceConfig = field(default=TraceConfig())
     workers: tuple[WorkerGroup, ...] = field(default=(WorkerGroup(),))
+    links: tuple[LinkConfig, ...] = field(default=())
     router: RouterConfig = field(default=RouterConfig())
     observe: ObserveConfig = field(default=ObserveConfig())
+    disaggregation: DisaggregationConfig = field(default=DisaggregationConfig())
+    resilience: ResilienceConfig = field(default=ResilienceConfig())
+    faults: FaultsConfig = field(default=FaultsConfig())
     no_effect: tuple[str, ...] = field(default=(), compare=False)
     origins: Mapping[str, str] = field(default_factory=lambda: NO_ORIGINS, compare=False, repr=False)
+
+    @property
+    def is_disaggregated(self) -> bool:
+        """Whether prompts are computed by workers of their own."""
+        return any(group.role == "prefill" for group in self.workers)

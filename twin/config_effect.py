@@ -9,7 +9,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import fields
 
 from policies.router.build import MODES
-from twin.config import Config, EngineConfig, LatencyConfig, RouterConfig, TraceConfig, WorkerGroup, keys_of
+from twin.config import (
+    Config,
+    DisaggregationConfig,
+    EngineConfig,
+    LatencyConfig,
+    RouterConfig,
+    StartupConfig,
+    TraceConfig,
+    WorkerGroup,
+    keys_of,
+)
 
 NO_TIER = ("host_cache_hit_weight", "disk_cache_hit_weight", "shared_cache_multiplier")
 PREFILL_TERM = ("prefill_load_scale", "overlap_score_weight", "overlap_score_credit", "overlap_score_credit_decay")
@@ -21,9 +31,14 @@ def without_effect(config: Config) -> Iterator[tuple[str, str]]:
     """(dotted key, why) of every option that was set and changes nothing."""
     yield from _trace(config.trace)
     for group in config.workers:
+        if group.startup_s and config.faults.path is None:
+            yield f"workers.{group.name}.startup_s", "nothing in this run adds workers"
         yield from _group(group)
+    yield from _links(config)
     yield from _router(config.router)
     yield from _observe(config)
+    yield from _disaggregation(config)
+    yield from _resilience(config)
 
 
 def _changed(table: object, names: Iterable[str]) -> Iterator[str]:
@@ -42,8 +57,10 @@ def _trace(trace: TraceConfig) -> Iterator[tuple[str, str]]:
 
 def _group(group: WorkerGroup) -> Iterator[tuple[str, str]]:
     shown = f"workers.{group.name}"
-    if group.startup_s:
+    if group.startup_s is not None:
         yield f"{shown}.startup_s", "nothing in this run adds workers"
+    for name in _changed(group.startup, [entry.name for entry in keys_of(StartupConfig)]):
+        yield f"{shown}.startup.{name}", "nothing in this run adds workers"
     if group.engine.kv_blocks is not None:
         for name in _changed(group.engine, ("gpu_memory_utilization",)):
             yield f"{shown}.engine.{name}", "kv_blocks says how large the pool is"
@@ -83,6 +100,21 @@ def _scheduler(group: WorkerGroup) -> Iterator[tuple[str, str]]:
     yield from ((name, why) for name, why in idle.items() if name in changed)
 
 
+def _links(config: Config) -> Iterator[tuple[str, str]]:
+    """Links carry KV between workers; without prefill workers nothing moves."""
+    moves = any(group.role == "prefill" for group in config.workers)
+    used = {name for group in config.workers for name in group.links.kv.split("+")}
+    for link in config.links:
+        if not moves:
+            yield f"links.{link.name}.name", "nothing in this run moves KV between workers"
+        elif link.name not in used:
+            yield f"links.{link.name}.name", "no group names it in its [workers.links]"
+    for group in config.workers:
+        if not moves:
+            for name in _changed(group.links, ("kv",)):
+                yield f"workers.{group.name}.links.{name}", "nothing in this run moves KV between workers"
+
+
 def foreign_keys(latency: LatencyConfig) -> dict[str, str]:
     """The keys that only latency models other than the one asked for have, with one that has them."""
     if not latency.params:
@@ -107,6 +139,18 @@ def _router(router: RouterConfig) -> Iterator[tuple[str, str]]:
             yield f"router.{name}", "track_active_blocks is off, so the cost has no decode term"
         elif name == "prefill_load_scale" and router.overlap_score_weight is not None:
             yield f"router.{name}", "overlap_score_weight, its older name, is given as well and holds"
+
+
+def _disaggregation(config: Config) -> Iterator[tuple[str, str]]:
+    table = config.disaggregation
+    if not config.is_disaggregated:
+        for name in _changed(table, [entry.name for entry in keys_of(DisaggregationConfig)]):
+            yield f"disaggregation.{name}", "no group of workers has the role prefill"
+        return
+    if table.prefill_busy_tokens is not None and "load" not in table.conditional:
+        yield "disaggregation.prefill_busy_tokens", f"conditional = {table.conditional} does not look at the load"
+    if table.conditional != "off" and table.order == "decode-first":
+        yield "disaggregation.conditional", "decode-first places every request on a decode worker before it is computed"
 
 
 def _observe(config: Config) -> Iterator[tuple[str, str]]:

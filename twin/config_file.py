@@ -14,8 +14,27 @@ from twin.config_values import Given, Key
 
 # A table that may also be written as one string: `engine = "vllm"` stands for `[workers.engine] kind = "vllm"`.
 SHORT_FORMS = {"workers.engine": "kind", "workers.latency": "model", "sla": "limits"}
-PATHS = ("trace.path", "workers.latency.path", "workers.latency.hardware")  # in a file: relative to that file
-TABLES = frozenset(["trace", "router", "observe", "sla", *SHORT_FORMS])
+PATHS = (
+    "trace.path",
+    "workers.latency.path",
+    "workers.latency.hardware",
+    "faults.path",
+)  # in a file: relative to that file
+TABLES = frozenset(
+    [
+        "trace",
+        "router",
+        "observe",
+        "disaggregation",
+        "resilience",
+        "faults",
+        "sla",
+        "workers.startup",
+        "workers.links",
+        *SHORT_FORMS,
+    ]
+)
+MANY = ("workers", "links")  # tables that there may be several of: [[workers]], [[links]]
 
 Found = dict[Key, Given]
 
@@ -33,6 +52,7 @@ def read_file(file: Path) -> tuple[Found, list[str | None]]:
         raise ConfigError(f"{_place(file, lines, ('workers',))}: begin each group of workers with the line [[workers]]")
     tables: list[tuple[Key, Mapping[str, object]]] = [((), document)]
     tables += [(("workers", at), group) for at, group in enumerate(groups)]
+    tables += [(("links", at), link) for at, link in enumerate(_links(file, document, lines))]
     while tables:
         base, table = tables.pop(0)
         for name, value in table.items():
@@ -49,6 +69,17 @@ def read_file(file: Path) -> tuple[Found, list[str | None]]:
             given[key] = found._replace(value=str(file.parent / found.value))
     names = (group.get("name") for group in groups)
     return given, [name if isinstance(name, str) else None for name in names]
+
+
+def _links(file: Path, document: dict[str, object], lines: Mapping[Key, int]) -> list[dict[str, object]]:
+    """The tables [[links]], each with a name."""
+    links = document.pop("links", [])
+    if not isinstance(links, list) or not all(isinstance(link, dict) for link in links):
+        raise ConfigError(f"{_place(file, lines, ('links',))}: begin each link with the line [[links]]")
+    for at, link in enumerate(links):
+        if "name" not in link:
+            raise ConfigError(f"{_place(file, lines, ('links', at))}: this link has no name; write name = ... below it")
+    return links
 
 
 def dotted(key: Key) -> str:
@@ -80,15 +111,15 @@ _ASSIGNMENT = re.compile(r"^\s*([A-Za-z0-9_.\-\"' ]+?)\s*=")
 def _lines(text: str) -> dict[Key, int]:
     """The line of each key, for error texts: tables and keys at the start of a line, as people write them."""
     lines: dict[Key, int] = {}
-    groups = -1
+    seen = dict.fromkeys(MANY, -1)
     table: Key = ()
     for number, line in enumerate(text.splitlines(), 1):
         header = _HEADER.match(line)
         if header:
             parts = _parts(header.group(2))
-            if parts[0] == "workers":
-                groups += 1 if len(parts) == 1 else 0
-                table = ("workers", max(groups, 0), *parts[1:])
+            if parts[0] in seen:
+                seen[parts[0]] += 1 if len(parts) == 1 else 0
+                table = (parts[0], max(seen[parts[0]], 0), *parts[1:])
             else:
                 table = parts
             lines.setdefault(table, number)

@@ -16,11 +16,18 @@ from typing import Any
 from policies.errors import ConfigError
 from twin.config import (
     KIND_DEFAULTS,
+    LINK_KINDS,
     Config,
+    DisaggregationConfig,
     EngineConfig,
+    FaultsConfig,
     LatencyConfig,
+    LinkConfig,
     ObserveConfig,
+    PathConfig,
+    ResilienceConfig,
     RouterConfig,
+    StartupConfig,
     TraceConfig,
     WorkerGroup,
     keys_of,
@@ -43,6 +50,7 @@ FLAGS: Mapping[str, str] = {
     "--latency": "workers.latency.model",
     "--router": "router.mode",
     "--sla": "sla.limits",
+    "--faults": "faults.path",
     "--seed": "seed",
     "--limit": "trace.limit",
     "--speedup": "trace.speedup",
@@ -62,8 +70,14 @@ TABLES: Mapping[str, type] = {
     "workers": WorkerGroup,
     "workers.engine": EngineConfig,
     "workers.latency": LatencyConfig,
+    "workers.startup": StartupConfig,
+    "workers.links": PathConfig,
+    "links": LinkConfig,
     "router": RouterConfig,
     "observe": ObserveConfig,
+    "disaggregation": DisaggregationConfig,
+    "resilience": ResilienceConfig,
+    "faults": FaultsConfig,
 }
 
 
@@ -74,20 +88,27 @@ def load(file: Path | None = None, flags: Mapping[str, object] | None = None, se
     Raises ConfigError, or CapabilityError for what a later version will have.
     """
     given, groups = read_file(file) if file is not None else ({}, [None])
+    links = [str(value.value) for key, value in given.items() if key[0] == "links" and key[-1] == "name"]
     for flag, value in (flags or {}).items():
         if value is not None:
-            given[_key(FLAGS[flag], groups, flag)] = Given(value, flag, isinstance(value, str))
+            given[_key(FLAGS[flag], groups, links, flag)] = Given(value, flag, isinstance(value, str))
     for text in sets:
         name, equals, value = text.partition("=")
         if not equals:
             raise ConfigError(f"--set {text}: no '='; write it like --set router.mode=kv")
-        given[_key(name.strip(), groups, f"--set {text}")] = Given(value.strip(), "--set", True)
-    return _Builder(given, len(groups)).config()
+        given[_key(name.strip(), groups, links, f"--set {text}")] = Given(value.strip(), "--set", True)
+    return _Builder(given, len(groups), len(links)).config()
 
 
-def _key(name: str, groups: Sequence[str | None], asked_by: str) -> Key:
-    """A dotted name as a key: `workers.count` is that of the only group, `workers.NAME.count` that of a named one."""
+def _key(name: str, groups: Sequence[str | None], links: Sequence[str], asked_by: str) -> Key:
+    """A dotted name as a key: `workers.count` is that of the only group, `workers.NAME.count` that of a named one;
+    `links.NAME.latency_s` is that of a link of the file."""
     parts = name.split(".")
+    if parts[0] == "links" and len(parts) > 1:
+        if parts[1] not in links:
+            there = ", ".join(links) or "none: write a table [[links]] in a file"
+            raise ConfigError(f"{asked_by}: there is no link {parts[1]}; there are {there}")
+        return ("links", links.index(parts[1]), *parts[2:])
     if parts[0] != "workers" or len(parts) == 1:
         short = SHORT_FORMS.get(name)
         return (*parts, short) if short else tuple(parts)
@@ -108,9 +129,10 @@ def _key(name: str, groups: Sequence[str | None], asked_by: str) -> Key:
 class _Builder:
     """Takes the given values one by one into dataclasses; what is left over at the end is unknown."""
 
-    def __init__(self, given: Found, groups: int) -> None:
+    def __init__(self, given: Found, groups: int, links: int) -> None:
         self._left = given
         self._groups = groups
+        self._links = links
         self._origins: dict[str, str] = {}
 
     def config(self) -> Config:
@@ -122,8 +144,14 @@ class _Builder:
             **self._values(Config, (), ""),
             trace=TraceConfig(**self._values(TraceConfig, ("trace",), "trace.")),
             workers=tuple(self._group(at) for at in range(self._groups)),
+            links=tuple(self._link(at) for at in range(self._links)),
             router=RouterConfig(**self._values(RouterConfig, ("router",), "router.")),
             observe=ObserveConfig(**self._values(ObserveConfig, ("observe",), "observe.")),
+            disaggregation=DisaggregationConfig(
+                **self._values(DisaggregationConfig, ("disaggregation",), "disaggregation.")
+            ),
+            resilience=ResilienceConfig(**self._values(ResilienceConfig, ("resilience",), "resilience.")),
+            faults=FaultsConfig(**self._values(FaultsConfig, ("faults",), "faults.")),
             origins=MappingProxyType(self._origins),
         )
         for key, given in self._left.items():
@@ -135,6 +163,26 @@ class _Builder:
         """What one option says about another: a concurrency means a closed loop."""
         if ("trace", "concurrency") in self._left:
             self._left.setdefault(("trace", "arrivals"), Given("closed", "implied by trace.concurrency"))
+        path = self._left.get(("faults", "path"))
+        if path is not None and path.value:
+            self._imply_scenario(Path(path.value))
+
+    def _imply_scenario(self, path: Path) -> None:
+        """A scenario says what it takes for granted of the run; whatever is given elsewhere wins."""
+        from twin.scenario import read_scenario
+
+        scenario = read_scenario(path)
+        says: dict[Key, object] = {
+            ("router", "mode"): scenario.policy,
+            ("resilience", "migration_limit"): scenario.migration_limit,
+            ("resilience", "migration_max_seq_len"): scenario.migration_max_seq_len,
+            ("resilience", "detection_delay_s"): scenario.detection_delay_s,
+        }
+        if self._groups == 1 and scenario.workers is not None:
+            says["workers", 0, "count"] = len(scenario.workers)
+        for key, value in says.items():
+            if value is not None:
+                self._left.setdefault(key, Given(value, f"implied by {path}"))
 
     def _group(self, at: int) -> WorkerGroup:
         base: Key = ("workers", at)
@@ -146,7 +194,13 @@ class _Builder:
             **self._values(WorkerGroup, base, shown),
             engine=EngineConfig(**self._values(EngineConfig, (*base, "engine"), f"{shown}engine.", usual)),
             latency=self._latency((*base, "latency"), f"{shown}latency."),
+            startup=StartupConfig(**self._values(StartupConfig, (*base, "startup"), f"{shown}startup.")),
+            links=PathConfig(**self._values(PathConfig, (*base, "links"), f"{shown}links.")),
         )
+
+    def _link(self, at: int) -> LinkConfig:
+        base: Key = ("links", at)
+        return LinkConfig(**self._values(LinkConfig, base, f"links.{self._left[(*base, 'name')].value}."))
 
     def _latency(self, base: Key, shown: str) -> LatencyConfig:
         model = self._values(LatencyConfig, base, shown)
@@ -180,7 +234,7 @@ def _unknown(key: Key, given: Given) -> ConfigError:
         tables = [path for path in known if path]
         near = nearest(table, tables)
         return ConfigError(f"{given.origin}: there is no table [{table}]{near}; there are {', '.join(tables)}")
-    if name in ("trace", "workers", "router", "observe"):
+    if name in ("trace", "workers", "links", "router", "observe", "disaggregation", "resilience", "faults"):
         return ConfigError(f"{given.origin}: {name} is a table; write [{name}] and its keys below")
     elsewhere = [path for path, names in known.items() if name in names]
     near = nearest(name, known[table])
@@ -195,7 +249,7 @@ def _unknown(key: Key, given: Given) -> ConfigError:
 def _check_together(config: Config) -> None:
     """What no single value can tell."""
     origins, trace = config.origins, config.trace
-    taken = {entry.name for entry in keys_of(WorkerGroup)} | {"engine", "latency"}
+    taken = {entry.name for entry in keys_of(WorkerGroup)} | {"engine", "latency", "startup", "links"}
     names = [group.name for group in config.workers]
     for name in names:
         if names.count(name) > 1:
@@ -205,6 +259,7 @@ def _check_together(config: Config) -> None:
                 f"{origins[f'workers.{name}.name']}: workers.name = {toml_value(name)}: "
                 "must be letters, digits, - and _, and not the name of a key"
             )
+    _check_links(config)
     if trace.arrivals == "closed" and trace.concurrency is None:
         raise ConfigError(f"{origins['trace.arrivals']}: trace.arrivals = closed needs --concurrency N")
     if trace.rate_rps is not None and trace.speedup != 1 and trace.arrivals != "closed":
@@ -222,10 +277,36 @@ def _check_together(config: Config) -> None:
             if text is not None:
                 key = f"workers.{group.name}.engine.{name}"
                 check(text, f"{origins[key]}: {key}")
+    roles = {group.role for group in config.workers}
+    if (len(roles) > 1 and "mixed" in roles) or roles in ({"prefill"}, {"decode"}):
+        raise ConfigError(
+            f"the groups of workers have the roles {', '.join(sorted(roles))}: either all are mixed, or some are "
+            "prefill and some decode"
+        )
     if config.sla is not None:
         from reports.sla import parse_sla
 
         parse_sla(config.sla)
+
+
+def _check_links(config: Config) -> None:
+    """Links have names of their own, and groups name links that there are."""
+    names = [link.name for link in config.links]
+    for name in names:
+        where = config.origins[f"links.{name}.name"]
+        if names.count(name) > 1:
+            raise ConfigError(f"{where}: {names.count(name)} links are named {name}; give each its own: name = ...")
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
+            raise ConfigError(f"{where}: links.name = {toml_value(name)}: must be letters, digits, - and _")
+    known = {*names, *LINK_KINDS}
+    for group in config.workers:
+        for name in group.links.kv.split("+"):
+            if name not in known:
+                raise ConfigError(
+                    f"{config.origins[f'workers.{group.name}.links.kv']}: workers.{group.name}.links.kv = "
+                    f"{toml_value(group.links.kv)}: there is no link {toml_value(name)}{nearest(name, sorted(known))}; "
+                    f"there are {', '.join(sorted(known))}"
+                )
 
 
 def _check_effect(config: Config) -> Config:

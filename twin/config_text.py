@@ -11,10 +11,14 @@ from typing import Any, NamedTuple
 
 from twin.config import (
     Config,
+    DisaggregationConfig,
     EngineConfig,
     LatencyConfig,
+    LinkConfig,
     ObserveConfig,
+    PathConfig,
     RouterConfig,
+    StartupConfig,
     TraceConfig,
     WorkerGroup,
     keys_of,
@@ -88,8 +92,13 @@ def _lines(config: Config) -> Iterator[Line]:
         yield from _table("[workers.latency]", f"{shown}.latency", LatencyConfig, group.latency)
         for name, value in group.latency.params.items():
             yield Line("[workers.latency]", _bare(name), value, f"{shown}.latency.{name}", "")
+        yield from _table("[workers.startup]", f"{shown}.startup", StartupConfig, group.startup)
+        yield from _table("[workers.links]", f"{shown}.links", PathConfig, group.links)
+    for link in config.links:
+        yield from _table("[[links]]", f"links.{link.name}", LinkConfig, link)
     yield from _table("[router]", "router", RouterConfig, config.router)
     yield from _table("[observe]", "observe", ObserveConfig, config.observe)
+    yield from _table("[disaggregation]", "disaggregation", DisaggregationConfig, config.disaggregation)
 
 
 def _table(header: str, shown: str, table: type, values: object) -> Iterator[Line]:
@@ -105,7 +114,7 @@ def _text(rows: Iterable[tuple[str, str]]) -> str:
     lines: list[str] = []
     under = ""
     for header, text in rows:
-        if header != under:
+        if header != under or (header == "[[links]]" and text.startswith("name = ")):
             lines += ["", header]
             under = header
         lines.append(text)

@@ -15,11 +15,15 @@ from policies.errors import CapabilityError, ConfigError
 from policies.router.build import MODES
 from twin.config import (
     Config,
+    DisaggregationConfig,
     EngineConfig,
     Entry,
     LatencyConfig,
+    LinkConfig,
     ObserveConfig,
+    PathConfig,
     RouterConfig,
+    StartupConfig,
     TraceConfig,
     WorkerGroup,
     keys_of,
@@ -284,6 +288,8 @@ def test_text_that_is_no_number_is_refused(value: str) -> None:
         (["workers.engine.kv_blocks=9", "workers.latency=fixed", "workers.gpu=a100"], "workers.pool.gpu"),
         (["workers.latency.decode_s=1"], "workers.pool.latency.decode_s"),
         (["workers.startup_s=30"], "workers.pool.startup_s"),
+        (["workers.startup.weights_from=peer"], "workers.pool.startup.weights_from"),
+        (["workers.links.kv=nvlink"], "workers.pool.links.kv"),
     ],
 )
 def test_an_option_without_effect_is_refused_or_listed(sets: list[str], key: str) -> None:
@@ -365,13 +371,23 @@ def traces() -> st.SearchStrategy[TraceConfig]:
         sla=st.none(),
         trace=traces(),
         workers=st.lists(
-            tables(WorkerGroup, name=NAMES, engine=tables(EngineConfig), latency=latencies()),
+            tables(
+                WorkerGroup,
+                name=NAMES,
+                role=st.just("mixed"),
+                engine=tables(EngineConfig),
+                latency=latencies(),
+                startup=tables(StartupConfig),
+                links=st.builds(PathConfig, kv=st.sampled_from(["nic", "nvlink", "nic+storage"])),
+            ),
             min_size=1,
             max_size=3,
             unique_by=lambda group: group.name,
         ).map(tuple),
+        links=st.lists(tables(LinkConfig, name=NAMES), max_size=2, unique_by=lambda link: link.name).map(tuple),
         router=tables(RouterConfig),
         observe=tables(ObserveConfig),
+        disaggregation=tables(DisaggregationConfig),
     )
 )
 def test_a_config_loads_back_from_its_text(tmp_path_factory: pytest.TempPathFactory, config: Config) -> None:
