@@ -65,6 +65,9 @@ class NaiveEngine:
         self.idle_copies: list[Copy] = []  # oldest first
         self.in_use = 0
         self.done: list[Job] = []
+        self.doomed: list[Job] = []
+        self.shut = False  # nobody may be admitted beside those who run
+        self.parts: dict[Job, tuple[int, int]] = {}
 
     # ---- blocks
 
@@ -105,10 +108,14 @@ class NaiveEngine:
         job.blocks = []
         job.computed = 0
 
+    def findable(self, job: Job) -> int:
+        """Tokens that a look-up may find; the last one is always computed."""
+        return len(job) - 1
+
     def hits(self, job: Job) -> list[Copy]:
         hits: list[Copy] = []
         if self.caching:
-            for i in range((len(job) - 1) // self.bs):
+            for i in range(self.findable(job) // self.bs):
                 copies = self.found.get(self.content(job, i))
                 if not copies:
                     break
@@ -128,6 +135,12 @@ class NaiveEngine:
 
     def step(self, now_s: float) -> float:
         """Schedule and carry out one step; returns when it ends."""
+        end_s = self.schedule(now_s)
+        self.emit(end_s)
+        return end_s
+
+    def schedule(self, now_s: float) -> float:
+        """Decide what the step computes; returns when it ends."""
         budget, preempted = self.budget, False
         parts: dict[Job, tuple[int, int]] = {}  # want, context before
         only_prompt = False
@@ -142,9 +155,7 @@ class NaiveEngine:
                     break
                 if -(-(job.computed + want) // self.bs) > self.capacity:
                     self.running.remove(job)
-                    self.release(job)
-                    job.failed = True
-                    self.done.append(job)
+                    self.doomed.append(job)
                     continue
                 past = job.computed
                 gone = False
@@ -165,21 +176,30 @@ class NaiveEngine:
                 parts[job] = (want, past)
                 budget -= want
                 i += 1
-            if not preempted and not self.exclusive:
-                while self.waiting and len(self.running) < self.slots and budget > 0:
+            if not preempted and not self.exclusive and not self.shut:
+                while self.waiting and len(self.running + self.doomed) < self.slots and budget > 0:
                     ok, used = self.admit(now_s, parts, budget)
                     if not ok:
                         break
                     budget -= used
-        if not self.running and self.waiting and not parts:
+        if not self.running and not self.doomed and self.waiting and not parts:
             job = self.waiting[0]
             if -(-len(job) // self.bs) > self.capacity or (not self.chunked and len(job) > self.budget):
                 self.waiting.pop(0)
                 job.failed = True
                 self.done.append(job)
-        end_s = self.price(now_s, parts, only_prompt)
+        self.parts = parts
+        return self.price(now_s, parts, only_prompt)
+
+    def emit(self, end_s: float) -> None:
+        """The scheduled step ends; who has outgrown the pool goes."""
+        for job in self.doomed:
+            self.release(job)
+            job.failed = True
+        self.done += self.doomed
+        self.doomed = []
         for job in list(self.running):
-            if job in parts and job.computed >= len(job):
+            if job in self.parts and job.computed >= len(job):
                 job.outputs += 1
                 job.first_s = end_s if job.first_s is None else job.first_s
                 job.last_s = end_s
@@ -187,13 +207,17 @@ class NaiveEngine:
                     self.running.remove(job)
                     self.release(job)
                     self.done.append(job)
-        return end_s
+
+    def fits(self, job: Job, active_hits: int) -> bool:
+        return -(-len(job) // self.bs) - active_hits <= self.room()
+
+    def refuses(self, job: Job) -> bool:
+        return -(-len(job.prompt) // self.bs) > self.capacity or (not self.chunked and len(job.prompt) > self.budget)
 
     def admit(self, now_s: float, parts: dict[Job, tuple[int, int]], budget: int) -> tuple[bool, int]:
         job = self.waiting[0]
         hits = self.hits(job)
-        active = sum(1 for c in hits if c.refs)
-        if -(-len(job) // self.bs) - active > self.room():
+        if not self.fits(job, sum(1 for c in hits if c.refs)):
             return False, 0
         if not self.chunked and len(job) - len(hits) * self.bs > budget:
             return False, 0
@@ -223,7 +247,7 @@ class NaiveEngine:
             new = max(0, min(past + want, len(job.prompt)) - past)
             emits = job.computed >= len(job)
             again = emits and job.outputs > 0
-            if new or want - new > 1 or not again:
+            if new or want - new > 1 or (want and not again):
                 chunks.append(PrefillChunk(new, past, want - new, past < len(job.prompt) <= past + want))
                 if again:
                     resumed += 1
@@ -249,12 +273,7 @@ class NaiveEngine:
                 now_s = max(now_s, coming[0].arrival_s)
             while coming and coming[0].arrival_s <= now_s:
                 job = coming.pop(0)
-                if -(-len(job.prompt) // self.bs) > self.capacity or (
-                    not self.chunked and len(job.prompt) > self.budget
-                ):
-                    self.done.append(job)
-                else:
-                    self.waiting.append(job)
+                (self.done if self.refuses(job) else self.waiting).append(job)
             if self.waiting or self.running:
                 now_s = self.step(now_s)
 

@@ -55,6 +55,7 @@ def _build(group: WorkerGroup, first: int, seed: int, *, peer: bool, leap: bool)
             latency=latency,
             role=Role(group.role),
             gpus=group.gpus,
+            startup_s=group.startup_s or 0.0,
         )
         for i in range(group.count)
     )
@@ -129,7 +130,10 @@ def _settings(group: WorkerGroup, seed: int, *, peer: bool, leap: bool) -> Engin
             **sizes, exclusive_prefill=False, preemption="lifo", capacity_policy=engine.capacity_policy
         )
     return EngineSettings(
-        **sizes, exclusive_prefill=engine.exclusive_prefill, preemption=engine.preemption, fifo_skip=peer
+        **sizes,
+        exclusive_prefill=engine.exclusive_prefill and not engine.nextn,
+        preemption=engine.preemption,
+        fifo_skip=peer,
     )
 
 

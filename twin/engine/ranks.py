@@ -48,6 +48,7 @@ class RankedEngine:
         self._turn = 0
         self._latest = 0
         self._rank_of: dict[Sequence, int] = {}
+        self._in_pace: list[VllmEngine] = []  # ranks that decoded together in the step that was planned last
         self._parts: list[StepPlan | None] = [None] * ranks  # of the step that was planned last
 
     # ------------------------------------------------------------ what it looks like
@@ -155,7 +156,8 @@ class RankedEngine:
         """The next step of every rank that has work, ended by the slowest; None when there is nothing to do."""
         ranks = self.ranks
         shut = [self._is_shut(at) for at in range(len(ranks))]
-        in_pace = all(rank.has_pace() for rank in ranks if rank.batch.size)
+        decoding = [rank for rank in ranks if rank.batch.size]
+        in_pace = decoding == self._in_pace and all(rank.has_pace() for rank in decoding)
         for at, rank in enumerate(ranks):
             rank.hold_back(shut[at] or self._held_back)
             if not in_pace:
@@ -171,6 +173,7 @@ class RankedEngine:
             self._wait_for_slowest(step)
         else:
             self._decode_together(step, in_pace=in_pace)
+        self._in_pace = decoding
         return step
 
     def _is_shut(self, at: int) -> bool:
