@@ -129,7 +129,7 @@ def _latency_keys() -> str:
 
 
 def _table(path: str, table: type) -> str:
-    header = {"": "Top level, and `[sla]`", "workers": "`[[workers]]`"}.get(path, f"`[{path}]`")
+    header = {"": "Top level, and `[sla]`", "workers": "`[[workers]]`", "links": "`[[links]]`"}.get(path, f"`[{path}]`")
     rows = "".join(_key(path, entry) for entry in keys_of(table))
     return f"\n## {header}\n\n| key | default | may be | meaning | flag |\n|---|---|---|---|---|\n{rows}"
 

@@ -14,6 +14,7 @@ from twin.config import (
     DisaggregationConfig,
     EngineConfig,
     LatencyConfig,
+    ResilienceConfig,
     RouterConfig,
     StartupConfig,
     TraceConfig,
@@ -31,8 +32,8 @@ def without_effect(config: Config) -> Iterator[tuple[str, str]]:
     """(dotted key, why) of every option that was set and changes nothing."""
     yield from _trace(config.trace)
     for group in config.workers:
-        if group.startup_s and config.faults.path is None:
-            yield f"workers.{group.name}.startup_s", "nothing in this run adds workers"
+        if config.faults.path is None:
+            yield from _startup(group)
         yield from _group(group)
     yield from _links(config)
     yield from _router(config.router)
@@ -55,12 +56,16 @@ def _trace(trace: TraceConfig) -> Iterator[tuple[str, str]]:
         yield "trace.concurrency", f"arrivals are {trace.arrivals}; it needs trace.arrivals = closed"
 
 
+def _startup(group: WorkerGroup) -> Iterator[tuple[str, str]]:
+    why = "nothing in this run adds workers, or brings any back"
+    if group.startup_s is not None:
+        yield f"workers.{group.name}.startup_s", why
+    for name in _changed(group.startup, [entry.name for entry in keys_of(StartupConfig)]):
+        yield f"workers.{group.name}.startup.{name}", why
+
+
 def _group(group: WorkerGroup) -> Iterator[tuple[str, str]]:
     shown = f"workers.{group.name}"
-    if group.startup_s is not None:
-        yield f"{shown}.startup_s", "nothing in this run adds workers"
-    for name in _changed(group.startup, [entry.name for entry in keys_of(StartupConfig)]):
-        yield f"{shown}.startup.{name}", "nothing in this run adds workers"
     if group.engine.kv_blocks is not None:
         for name in _changed(group.engine, ("gpu_memory_utilization",)):
             yield f"{shown}.engine.{name}", "kv_blocks says how large the pool is"
@@ -151,6 +156,14 @@ def _disaggregation(config: Config) -> Iterator[tuple[str, str]]:
         yield "disaggregation.prefill_busy_tokens", f"conditional = {table.conditional} does not look at the load"
     if table.conditional != "off" and table.order == "decode-first":
         yield "disaggregation.conditional", "decode-first places every request on a decode worker before it is computed"
+
+
+def _resilience(config: Config) -> Iterator[tuple[str, str]]:
+    if config.faults.path is None:
+        for name in _changed(config.resilience, [entry.name for entry in keys_of(ResilienceConfig)]):
+            yield f"resilience.{name}", "nothing in this run loses workers; a scenario of faults does (--faults FILE)"
+    elif config.resilience.migration_max_seq_len is not None and not config.resilience.migration_limit:
+        yield "resilience.migration_max_seq_len", "migration is off; it needs resilience.migration_limit"
 
 
 def _observe(config: Config) -> Iterator[tuple[str, str]]:

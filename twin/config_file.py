@@ -75,7 +75,7 @@ def _links(file: Path, document: dict[str, object], lines: Mapping[Key, int]) ->
     """The tables [[links]], each with a name."""
     links = document.pop("links", [])
     if not isinstance(links, list) or not all(isinstance(link, dict) for link in links):
-        raise ConfigError(f"{_place(file, lines, ('links',))}: begin each link with the line [[links]]")
+        raise ConfigError(f"{_place(file, lines, ('links', 0))}: begin each link with the line [[links]]")
     for at, link in enumerate(links):
         if "name" not in link:
             raise ConfigError(f"{_place(file, lines, ('links', at))}: this link has no name; write name = ... below it")

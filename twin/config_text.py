@@ -13,10 +13,12 @@ from twin.config import (
     Config,
     DisaggregationConfig,
     EngineConfig,
+    FaultsConfig,
     LatencyConfig,
     LinkConfig,
     ObserveConfig,
     PathConfig,
+    ResilienceConfig,
     RouterConfig,
     StartupConfig,
     TraceConfig,
@@ -99,6 +101,8 @@ def _lines(config: Config) -> Iterator[Line]:
     yield from _table("[router]", "router", RouterConfig, config.router)
     yield from _table("[observe]", "observe", ObserveConfig, config.observe)
     yield from _table("[disaggregation]", "disaggregation", DisaggregationConfig, config.disaggregation)
+    yield from _table("[resilience]", "resilience", ResilienceConfig, config.resilience)
+    yield from _table("[faults]", "faults", FaultsConfig, config.faults)
 
 
 def _table(header: str, shown: str, table: type, values: object) -> Iterator[Line]:

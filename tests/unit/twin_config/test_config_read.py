@@ -241,10 +241,6 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path, content: bytes | None, w
     "setting",
     [
         "workers.engine.kind=sglang",
-        "workers.engine=trtllm",
-        "workers.role=prefill",
-        "workers.dp=2",
-        "workers.pp=2",
         "router.mode=device_aware_weighted",
     ],
 )
@@ -256,6 +252,60 @@ def test_what_a_later_version_has_is_said_so(setting: str) -> None:
 @pytest.mark.parametrize("value", ["1e400", "nan", "-inf", "fast", "", "0x10", "--2"])
 def test_text_that_is_no_number_is_refused(value: str) -> None:
     assert "trace.speedup" in refusal(sets=(f"trace.speedup={value}",))
+
+
+# ---------------------------------------------------------------- links
+
+LINKS = """
+[[links]]
+name = "spine"
+per = "run"
+bandwidth_gb_per_s = 400
+[[workers]]
+links.kv = "nic+spine"
+[[links]]
+name = "nic"
+latency_s = 0.001
+"""
+
+
+def test_links_are_tables_of_their_own(toml) -> None:
+    file = toml(LINKS)
+    config = load(file, sets=["links.nic.discipline=fifo", "allow_no_effect=true"])
+    assert [(link.name, link.kind, link.per, link.bandwidth_gb_per_s) for link in config.links] == [
+        ("spine", "nic", "run", 400.0),
+        ("nic", "nic", None, None),
+    ]
+    assert (config.links[1].latency_s, config.links[1].discipline) == (0.001, "fifo")
+    assert config.workers[0].links.kv == "nic+spine"
+    assert config.origins["links.spine.bandwidth_gb_per_s"] == f"{file}:5"
+    assert config.origins["links.nic.latency_s"] == f"{file}:10"
+    assert len(config.no_effect) == 3, "nothing moves without prefill workers"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("[[links]]\nkind = 'nic'", 1, ["no name", "name = ..."]),
+        ("[links]\nname = 'a'", 1, ["[[links]]"]),
+        ("[[links]]\nname = 'a'\n[[links]]\nname = 'a'", 4, ["2 links are named a"]),
+        ("[[links]]\nname = 'a:b'", 2, ["letters, digits, - and _"]),
+        ("[[links]]\nname = 'a'\nkind = 'string'", 3, ["nvlink, pcie, nic or storage"]),
+        ("[[links]]\nname = 'a'\nbandwidth_gb_per_s = 0", 3, ["more than 0"]),
+        ("[[links]]\nname = 'a'\nspeed = 0", 3, ["there is no key speed in [links]"]),
+        ("[workers.links]\nkv = 'nic+spin'", 2, ['there is no link "spin"', "nic, nvlink, pcie, storage"]),
+    ],
+)
+def test_a_bad_link_is_refused_with_its_place(toml, text: str, line: int, words: list[str]) -> None:
+    file = toml(text + "\n")
+    told = refusal(file=file)
+    assert told.startswith(f"{file}:{line}: "), told
+    for word in words:
+        assert word in told
+
+
+def test_a_link_that_no_file_declares_cannot_be_set() -> None:
+    assert "there is no link nic; there are none" in refusal(sets=("links.nic.latency_s=1",))
 
 
 # ---------------------------------------------------------------- options without effect
@@ -375,7 +425,9 @@ def traces() -> st.SearchStrategy[TraceConfig]:
                 WorkerGroup,
                 name=NAMES,
                 role=st.just("mixed"),
-                engine=tables(EngineConfig),
+                engine=tables(
+                    EngineConfig, accept_rates=st.just("0.5,0.25"), cuda_graph_sizes=st.none() | st.just("1,2")
+                ),
                 latency=latencies(),
                 startup=tables(StartupConfig),
                 links=st.builds(PathConfig, kv=st.sampled_from(["nic", "nvlink", "nic+storage"])),
