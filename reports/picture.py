@@ -53,13 +53,19 @@ def write_picture(folder: Path, report: Report, path: Path, *, complete: bool = 
     charts = first_charts(RunRecord(folder), report)
     with _house_style():
         figure = draw(report, charts, complete=complete)
-        told = {"Title": title(report), "Description": "; ".join(words for words, _ in badges(report, complete))}
+        told = {"Title": title(report), "Description": described(report, complete=complete), "Software": None}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(path, format="png", dpi=DPI, metadata={"Software": None, **told})
+            figure.savefig(path, format="png", dpi=DPI, metadata=told)
         except OSError as why:
             raise ConfigError(f"{path}: cannot be written ({why.strerror})") from None
     return path
+
+
+def described(report: Report, *, complete: bool = True) -> str:
+    """Badges and main figures in words: what a PNG file of the run says in its metadata."""
+    figures = (f"{tile.label} {tile.value}" for tile in tiles(report))
+    return "; ".join([*(words for words, _ in badges(report, complete)), *figures])
 
 
 @contextmanager

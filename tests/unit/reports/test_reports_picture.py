@@ -61,7 +61,9 @@ def words_of(run: ToyRun, report: Report, *, complete: bool = True) -> set[str]:
 def test_the_picture_is_1800_pixels_wide_and_says_what_it_is(run: ToyRun, report: Report, tmp_path: Path) -> None:
     with Image.open(write_picture(run.folder, report, tmp_path / "new" / "a.png")) as image:
         assert image.size == (1800, 1140)
-        assert image.info["Description"] == "SIMULATED; SYNTHETIC TRACE; SLA MISSED"
+        told = image.info["Description"]
+        assert told.startswith("SIMULATED; SYNTHETIC TRACE; SLA MISSED; TTFT p95 ")
+        assert all(f"{tile.label} {tile.value}" in told for tile in tiles(report))
         assert "Software" not in image.info
 
 
