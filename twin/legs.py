@@ -1,0 +1,166 @@
+"""From the configuration to a run with prefill and decode workers: how KV is handed over, and who places the legs.
+
+Nothing here runs: it turns `[disaggregation]` and the worker groups into the plan that the simulated world carries out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from policies.cluster.controller import Policy
+from policies.errors import CapabilityError, ConfigError
+from policies.router.base import Router
+from policies.router.build import Maker, build
+from policies.router.disaggregation import Disaggregated, DisaggregationSettings, leg_settings
+from policies.router.settings import RouterSettings
+from twin.cluster import PEER, Group
+from twin.config import Config
+from twin.mocker.clock import Clock
+from twin.mocker.handoff import HandoffPlan, HandoffRules, Mover, PrivateMover
+from twin.perf.decode_only import DecodeOnlyLatency
+from twin.perf.hardware import find_gpu
+from twin.perf.kv_layout import kv_cache, plan_layout
+from twin.perf.models import find_model
+
+GB = 1e9
+
+
+def legs_of(config: Config, groups: Sequence[Group]) -> tuple[list[Group], list[Group]]:
+    """Prefill groups and decode groups."""
+    return (
+        [group for group in groups if group.config.role == "prefill"],
+        [group for group in groups if group.config.role == "decode"],
+    )
+
+
+def priced_for_legs(config: Config, groups: tuple[Group, ...]) -> tuple[Group, ...]:
+    """The groups with what compat changes about the steps of decode workers."""
+    if config.compat != PEER:
+        return groups
+    return tuple(_decode_only(group) if group.config.role == "decode" else group for group in groups)
+
+
+def _decode_only(group: Group) -> Group:
+    latency = DecodeOnlyLatency(group.latency)
+    return replace(group, latency=latency, workers=tuple(replace(spec, latency=latency) for spec in group.workers))
+
+
+def is_destination_first(config: Config) -> bool:
+    """Whether room is taken on the decode worker before the prompt is computed."""
+    order = config.disaggregation.order
+    if order is not None:
+        return order == "decode-first"
+    kinds = {group.engine.kind for group in config.workers}
+    return kinds == {"sglang"}
+
+
+def handoff_plan(config: Config, groups: Sequence[Group]) -> HandoffPlan | None:
+    """How KV goes from prefill to decode workers; None when every worker does both."""
+    if not config.is_disaggregated:
+        return None
+    table = config.disaggregation
+    prefill, decode = legs_of(config, groups)
+    for source in prefill:
+        for dest in decode:
+            _check_pair(source, dest)
+    peer = config.compat == PEER
+    return HandoffPlan(
+        rules=HandoffRules(
+            first_token=table.first_token,
+            lease_s=None if peer else table.lease_s,
+            missing_only=table.transfer == "missing",
+            one_at_a_time=peer,
+            block_size=decode[0].settings.block_size,
+        ),
+        mover=lambda clock: _mover(config, prefill, decode, clock),
+        decode_kv_events=table.conditional != "off",
+    )
+
+
+def _check_pair(source: Group, dest: Group) -> None:
+    a, b = source.config, dest.config
+    if source.settings.block_size != dest.settings.block_size:
+        raise ConfigError(
+            f"{a.name} has KV blocks of {source.settings.block_size} tokens, {b.name} of {dest.settings.block_size}: "
+            "a hand-off needs the same on both sides; set workers.engine.block_size"
+        )
+    if (a.model, a.kv) != (b.model, b.kv):
+        raise ConfigError(
+            f"{a.name} serves {a.model} with {a.kv} KV and {b.name} {b.model} with {b.kv}: KV cannot be handed over"
+        )
+    if a.engine.kind != b.engine.kind:
+        raise CapabilityError(
+            f"{a.name} runs {a.engine.kind} and {b.name} {b.engine.kind}: no engine reads another one's KV yet"
+        )
+
+
+def _mover(config: Config, prefill: Sequence[Group], decode: Sequence[Group], clock: Clock) -> Mover:
+    """A private link for each transfer where a bandwidth is given, else the workers' shared NICs."""
+    table = config.disaggregation
+    if config.compat == PEER or table.bandwidth_gb_per_s is not None:
+        bandwidth = None if table.bandwidth_gb_per_s is None else table.bandwidth_gb_per_s * GB
+        return PrivateMover(
+            clock,
+            bytes_per_token=_bytes_per_token(config, prefill[0]),
+            bandwidth_bytes_per_s=bandwidth,
+            setup_s=table.setup_s,
+        )
+    from twin.mocker.movers import Endpoint, NicMover
+
+    endpoints = [
+        Endpoint(
+            worker_id=spec.worker_id,
+            name=spec.name,
+            group=group.config.name,
+            ranks=group.config.tp,
+            nic_bytes_per_s=nic_bytes_per_s(group),
+        )
+        for group in (*prefill, *decode)
+        for spec in group.workers
+    ]
+    layouts = {
+        (source.config.name, dest.config.name): plan_layout(
+            kv_cache(find_model(source.config.model), source.config.kv), source.config.tp, dest.config.tp
+        )
+        for source in prefill
+        for dest in decode
+    }
+    return NicMover(clock, endpoints, layouts, setup_s=table.setup_s, bytes_per_token=table.kv_bytes_per_token)
+
+
+def _bytes_per_token(config: Config, group: Group) -> int:
+    given = config.disaggregation.kv_bytes_per_token
+    if given is not None:
+        return given
+    cache = kv_cache(find_model(group.config.model), group.config.kv)
+    layout = plan_layout(cache, group.config.tp, group.config.tp)
+    return -(-layout.wire_bytes(1_000_000) // 1_000_000)
+
+
+def nic_bytes_per_s(group: Group) -> float:
+    """NIC bandwidth of one GPU of a group; ConfigError where the GPU is known to have none."""
+    rate = find_gpu(group.config.gpu).nic_bytes_per_s
+    if rate is None:
+        raise ConfigError(
+            f"{group.config.gpu} has no network card in the hardware table: KV cannot leave {group.config.name}; set "
+            "disaggregation.bandwidth_gb_per_s"
+        )
+    return rate
+
+
+def build_legs(config: Config, settings: RouterSettings, plugins: dict[str, Maker]) -> Policy:
+    """The policy that places both legs, each with a mode of its own."""
+    table = config.disaggregation
+    prefill, decode = (build(leg, plugins) for leg in leg_settings(settings))
+    if not (isinstance(prefill, Router) and isinstance(decode, Router)):
+        raise CapabilityError(f"router.mode = {settings.mode}: this plug-in cannot place legs; it must be a Router")
+    return Disaggregated(
+        prefill,
+        decode,
+        DisaggregationSettings(
+            order="decode_first" if is_destination_first(config) else "prefill_first",
+            conditional=table.conditional.replace("-", "_"),  # type: ignore[arg-type]
+            busy_tokens=table.prefill_busy_tokens,
+        ),
+    )
