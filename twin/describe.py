@@ -17,7 +17,7 @@ from twin.config_text import to_plain
 NOT_MODELLED = (
     "network, tokeniser and HTTP time before and after the engine",
     "router and scheduler compute time",
-    "prefill/decode disaggregation, KV tiers below the GPU, worker failures and client cancellations",
+    "prefill/decode disaggregation, KV tiers below the GPU, engine errors, control-plane failures",
     "speculative decoding, attention data parallelism, pipeline bubbles, CUDA-graph padding",
     "sampling: every request makes exactly the output length of its trace row",
 )

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import xxhash
 
@@ -34,8 +35,12 @@ from twin.config import Config, TraceConfig
 from twin.config_text import to_plain, to_toml
 from twin.describe import describe_run
 from twin.errors import Stopped
+from twin.legs import build_legs, handoff_plan, priced_for_legs
 from twin.mocker.demand import Demand
 from twin.mocker.world import MockWorld, Observation
+
+if TYPE_CHECKING:
+    from twin.drill import Drill
 
 CONFIG_TOML = "config.toml"
 JOURNAL = "journal.jsonl"
@@ -45,11 +50,14 @@ Progress = Callable[[int, int | None], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """Where a run was written, what it came to, and whether it went to its end."""
+    """Where a run was written, what it came to, and whether it went to its end. `missed`: expectations of its scenario
+    that it did not meet, and faults that never applied.
+    """
 
     folder: Path
     report: Report
     complete: bool
+    missed: tuple[str, ...] = ()
 
 
 def replay(
@@ -78,13 +86,15 @@ def replay(
         raise ConfigError("router.mode = direct: no trace names a worker for each request; choose another mode")
     sla = parse_sla(config.sla) if config.sla is not None else None
     trace = open_trace(config.trace.path, read_options(config.trace))
-    groups = build_groups(config, leap=leap)
+    groups = priced_for_legs(config, build_groups(config, leap=leap))
     policy = build_policy(config, groups[0].settings.block_size, explain=explain)
+    drill = _drill(config)
     folder = out if out is not None else Path("runs") / (name or run_name(config))
     writer = RunWriter(folder)
     try:
         with _journal_sink(folder, config, policy, wanted=journal) as sink:
-            world = _world(config, trace, groups, Controller([policy], sink), writer, progress)
+            controller = Controller([policy], sink) if drill is None else drill.controller(policy, sink)
+            world = _world(config, trace, groups, controller, writer, progress, drill)
             complete = _simulate(world, config, writer, sink)
         report = None
         try:
@@ -101,7 +111,8 @@ def replay(
     cpu_s = ended.user + ended.system - started.user - started.system
     versions = {"dynatwin": __version__, "xxhash": xxhash.VERSION}
     finish_run(folder, complete=complete, cpu_s=cpu_s, wall_s=time.monotonic() - began, versions=versions)
-    return Replayed(folder=folder, report=report, complete=complete)
+    missed = drill.finish(world, folder, report, partial=not complete) if drill is not None else ()
+    return Replayed(folder=folder, report=report, complete=complete, missed=missed)
 
 
 def _simulate(world: MockWorld, config: Config, writer: RunWriter, journal: Journal | None) -> bool:
@@ -159,6 +170,8 @@ def build_policy(config: Config, block_size: int, *, explain: bool = False) -> P
     names = RouterSettings.__dataclass_fields__.keys() - {"seed", "block_size", "explain"}
     values = {name: getattr(router, name) for name in names}
     settings = RouterSettings(seed=config.seed, block_size=block_size, explain=explain, **values)
+    if config.is_disaggregated:
+        return build_legs(config, settings, _plugins(router.mode))
     return build_router(settings, _plugins(router.mode))
 
 
@@ -179,6 +192,8 @@ def run_name(config: Config) -> str:
     with config.trace.path.open("rb") as file:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
+    if config.faults.path is not None:
+        digest.update(config.faults.path.read_bytes())
     return f"{config.trace.path.name.split('.')[0]}-{digest.hexdigest()[:8]}"
 
 
@@ -205,9 +220,10 @@ def _world(
     controller: Controller,
     writer: RunWriter,
     progress: Progress | None,
+    drill: Drill | None,
 ) -> MockWorld:
     total = config.trace.limit or trace.info.rows
-    return MockWorld(
+    world = MockWorld(
         controller=controller,
         workers=[spec for group in groups for spec in group.workers],
         demand=demand_of(config, trace),
@@ -219,8 +235,21 @@ def _world(
             report_lag_s=config.observe.report_lag_s,
             kv_event_lag_s=config.observe.kv_event_lag_s,
         ),
+        loses_events=drill is not None and drill.loses_events,
+        handoff=handoff_plan(config, groups),
         progress=None if progress is None else lambda ended: progress(ended, total),
     )
+    if drill is not None:
+        drill.start(world)
+    return world
+
+
+def _drill(config: Config) -> Drill | None:
+    if config.faults.path is None:
+        return None
+    from twin.drill import Drill
+
+    return Drill(config)
 
 
 def _report(

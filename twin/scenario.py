@@ -76,7 +76,8 @@ _TOP = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One entry. `index` is its place in the file (client_disconnects follow the faults), `where` names it in errors.
+    """One entry. `index` is its place in the file (client_disconnects follow the faults), `name` says so, and `where`
+    in which file.
 
     It happens at `at_s`, or every `every_s` (first then, give or take `jitter_s`, `count` times at most), or with a
     mean time of `mtbf_s` between failures. It is over after `for_s`, at `until_s`, or after a drawn time of mean
@@ -84,6 +85,7 @@ class Fault:
     """
 
     index: int
+    name: str
     where: str
     kind: str
     at_s: float | None = None
@@ -265,6 +267,7 @@ def _fault(table: _Table, index: int, names: tuple[str, ...] | None) -> Fault:
             table.refuse(key, f"kind {kind} needs it")
     fault = Fault(
         index=index,
+        name=table.where.rpartition(": ")[2],
         where=table.where,
         kind=kind,
         at_s=table.seconds("at_ms"),

@@ -76,6 +76,10 @@ def _tell(done: Replayed, *, json: bool) -> int:
     if not done.complete:
         print(f"twin: stopped; what was done so far is in {done.folder}, marked partial", file=sys.stderr)
         return Exit.INTERRUPTED
+    for text in done.missed:
+        print(f"twin: {text}", file=sys.stderr)
+    if done.missed:
+        return Exit.MISSED
     sla = done.report.sla
     return Exit.MISSED if sla is not None and sla.verdict == "missed" else Exit.OK
 

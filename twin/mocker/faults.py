@@ -92,14 +92,14 @@ class Faults:
         for fault in self._scenario.faults:
             if fault.kind == "client_disconnect" and fault.rate is not None:
                 continue
-            entries = [entry for entry in self.timeline if entry.fault == fault.where]
+            entries = [entry for entry in self.timeline if entry.fault == fault.name]
             if any(entry.why_not is None and entry.at_s <= end_s for entry in entries):
                 continue
             if fault.recurs and not entries:
                 continue  # none was drawn before the end
             at_s = entries[0].at_s if entries else fault.at_s
             why = entries[0].why_not if entries and entries[0].why_not else f"the run ended at {end_s:g} s"
-            found.append(f"{fault.where}: {fault.kind} at {at_s:g} s was never applied: {why}")
+            found.append(f"{fault.name}: {fault.kind} at {at_s:g} s was never applied: {why}")
         return found
 
     # ------------------------------------------------------------ when
@@ -120,7 +120,7 @@ class Faults:
 
     def _occur(self, fault: Fault, occurrence: Occurrence, times: Iterator[Occurrence]) -> None:
         world = self._world
-        entry = Entry(fault=fault.where, kind=fault.kind, at_s=world.clock.now)
+        entry = Entry(fault=fault.name, kind=fault.kind, at_s=world.clock.now)
         if fault.recurs and world.clock.waiting <= self._pending:
             return  # nothing else is going to happen: the run is over
         self.timeline.append(entry)
@@ -318,7 +318,7 @@ class Faults:
         return arrived
 
     def _leave(self, fault: Fault, row: int, request_id: RequestId) -> None:
-        entry = Entry(fault=fault.where, kind=fault.kind, at_s=self._world.clock.now, target=f"row {row}")
+        entry = Entry(fault=fault.name, kind=fault.kind, at_s=self._world.clock.now, target=f"row {row}")
         request = self._world.open.get(request_id)
         if request is not None and request.row.row == row:
             self._world.churn.cancel(request_id)

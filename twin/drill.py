@@ -1,0 +1,149 @@
+"""A run under a scenario: the policies and watchers that it needs, and whether it came to what was expected.
+
+It wires the scenario to a world and judges the record afterwards; what happens in between is `twin.mocker.faults`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from policies.cluster.actions import Action
+from policies.cluster.controller import Controller, JournalSink, Policy
+from policies.cluster.events import Event
+from policies.cluster.invariants import Invariants
+from policies.errors import ConfigError
+from policies.resilience.migration import Migration, MigrationSettings
+from reports.report import Report
+from twin.config import Config
+from twin.mocker.faults import Detection, Faults
+from twin.mocker.world import MockWorld
+from twin.scenario import COMPARISONS, Expectation, read_scenario
+
+FAULTS_JSON = "faults.json"
+
+_EVENT_FAULTS = ("event_loss", "event_delay")
+
+
+class Watched:
+    """A journal sink that checks every invariant at every event, and passes on to the journal if there is one."""
+
+    def __init__(self, journal: JournalSink | None) -> None:
+        self.invariants = Invariants()
+        self._journal = journal
+
+    def note(self, event: Event, actions: Sequence[Action]) -> None:
+        self.invariants.observe(event, actions)
+        if self._journal is not None:
+            self._journal.note(event, actions)
+
+
+class Drill:
+    """One scenario for one run: `controller`, then `start`, and `finish` when the report is there."""
+
+    def __init__(self, config: Config) -> None:
+        assert config.faults.path is not None
+        self.scenario = read_scenario(config.faults.path)
+        self._config = config
+        self._watched: Watched | None = None
+        self._faults: Faults | None = None
+        self._migration = Migration(
+            MigrationSettings(
+                limit=config.resilience.migration_limit, max_seq_len=config.resilience.migration_max_seq_len
+            )
+        )
+
+    @property
+    def loses_events(self) -> bool:
+        """Whether messages of workers are lost or late, so that their number matters."""
+        return any(fault.kind in _EVENT_FAULTS for fault in self.scenario.faults)
+
+    def controller(self, policy: Policy, journal: JournalSink | None) -> Controller:
+        """The router with migration beside it, watched where the scenario wants that."""
+        if self.scenario.watches_invariants:
+            self._watched = Watched(journal)
+        return Controller([policy, self._migration], self._watched or journal)
+
+    def start(self, world: MockWorld) -> None:
+        """Put the faults on the clock of a world that has not run yet."""
+        resilience = self._config.resilience
+        detection = Detection(
+            disconnect_s=resilience.detection_delay_s,
+            lease_s=resilience.lease_ttl_s,
+            inactivity_s=resilience.response_inactivity_s,
+        )
+        self._faults = Faults(world, self.scenario, seed=self._config.seed, detection=detection)
+        self._faults.start()
+
+    def finish(self, world: MockWorld, folder: Path, report: Report, *, partial: bool) -> tuple[str, ...]:
+        """Write faults.json; returns what was missed, one line each: expectations, and faults that did nothing."""
+        faults = self._faults
+        assert faults is not None
+        if self._watched is not None:
+            self._watched.invariants.finish(partial=partial)
+        never = faults.never_applied(world.last_end_s)
+        judged = [self._judge(expectation, folder, report) for expectation in self.scenario.expect]
+        told = {
+            "scenario": self.scenario.path.name,
+            "timeline": [entry.plain() for entry in faults.timeline],
+            "migration": self._migration.counters(),
+            "never_applied": never,
+            "expect": [
+                {"expected": expectation.text, "value": value, "met": met}
+                for expectation, (value, met) in zip(self.scenario.expect, judged, strict=True)
+            ],
+        }
+        (folder / FAULTS_JSON).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        missed = [
+            f"expected {expectation.text}, it is {'undefined' if value is None else f'{value:g}'}"
+            for expectation, (value, met) in zip(self.scenario.expect, judged, strict=True)
+            if not met
+        ]
+        return (*never, *missed)
+
+    def _judge(self, expectation: Expectation, folder: Path, report: Report) -> tuple[float | None, bool]:
+        """The value of a metric and whether it is within its limit; what is undefined meets nothing."""
+        if expectation.metric is None:
+            return None, True
+        value = _metric(expectation.metric, folder, report, self.scenario.path)
+        return value, value is not None and COMPARISONS[expectation.comparison](value, expectation.limit)
+
+
+def _metric(name: str, folder: Path, report: Report, where: Path) -> float | None:
+    """A count of requests, the migrations, the longest gap, or a figure of report.json by its dotted path."""
+    if name.startswith("requests_"):
+        status = name.removeprefix("requests_")
+        return float(sum(found == status for found in _columns(folder, "requests", "status")["status"]))
+    if name == "migrations":
+        return float(sum(_columns(folder, "requests", "migrations")["migrations"]))
+    if name == "longest_gap_ms":
+        return longest_gap_s(folder) * 1e3
+    found: object = json.loads(report.to_json())
+    for part in name.split("."):
+        if not isinstance(found, dict) or part not in found:
+            raise ConfigError(
+                f"{where}: expect: there is no metric {name}; there are requests_<status>, migrations, longest_gap_ms "
+                "and every figure of report.json by its path, like latency.ttft_s.p99"
+            )
+        found = found[part]
+    return float(found) if isinstance(found, int | float) else None
+
+
+def longest_gap_s(folder: Path) -> float:
+    """The longest time between two tokens of one request."""
+    steps = _columns(folder, "steps", "steps", "gap_tokens", "gap0_s", "gap1_s", "gap2_s")
+    longest = 0.0
+    for count, tokens, g0, g1, g2 in zip(*steps.values(), strict=True):
+        if tokens:
+            last = count - 1
+            longest = max(longest, g0, g0 + last * (g1 + last * g2))
+    return longest
+
+
+def _columns(folder: Path, table: str, *names: str) -> dict[str, list[Any]]:
+    from pyarrow import parquet
+
+    columns: dict[str, list[Any]] = parquet.read_table(folder / f"{table}.parquet", columns=list(names)).to_pydict()
+    return columns
