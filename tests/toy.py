@@ -33,9 +33,16 @@ class Run:
         return pq.read_table(self.folder / f"{table}.parquet").to_pylist()
 
 
-def run(trace: Path, out: Path, *sets: str, flags: dict[str, object] | None = None, **options: Any) -> Run:
+def run(
+    trace: Path,
+    out: Path,
+    *sets: str,
+    flags: dict[str, object] | None = None,
+    config_file: Path | None = None,
+    **options: Any,
+) -> Run:
     """Replay a trace with the given settings, without HTML."""
-    config = load(None, {"TRACE": str(trace)} | (flags or {}), sets)
+    config = load(config_file, {"TRACE": str(trace)} | (flags or {}), sets)
     done = replay(config, out=out, html=False, **options)
     assert done.complete
     return Run(done.folder, done.report)

@@ -274,7 +274,7 @@ class Handoffs:
 
     def _on_held(self, handoff: Handoff) -> None:
         """The prompt is computed; its blocks wait for whoever fetches them."""
-        now_s, src, source = self._clock.now, handoff.src, handoff.source
+        now_s, request, src, source = self._clock.now, handoff.request, handoff.src, handoff.source
         if src is None:
             return  # dropped in this very step
         assert source is not None
@@ -283,37 +283,36 @@ class Handoffs:
             return
         again = handoff.held_s is not None
         handoff.held_s = now_s
-        if handoff.dest is not None and handoff.reserved_s is not None:
-            handoff.state = State.RESERVED
-        else:
-            handoff.state = State.HELD
+        reserved = handoff.dest is not None and handoff.reserved_s is not None
+        handoff.state = State.RESERVED if reserved else State.HELD
+        first = self.rules.first_token == "prefill" and not again
+        if first:
+            request.first_token_s = now_s
+            if request.row.osl <= 1:
+                self._answered(handoff, now_s)
+                return
         if not again:
-            self._post(PrefillDone(at_s=now_s, request_id=src.request_id, worker_id=source.worker_id))
-            if self.rules.first_token == "prefill":
-                self._first_token(handoff, now_s)
+            self._post(PrefillDone(at_s=now_s, request_id=request.request_id, worker_id=source.worker_id))
+        if first and not handoff.over:
+            self._post(FirstToken(at_s=now_s, request_id=request.request_id, worker_id=source.worker_id))
         if handoff.over:
             return
-        if handoff.state is State.RESERVED:
+        if reserved:
             self._start_move(handoff)
         elif handoff.state is State.HELD and self.rules.lease_s is not None:
             at_s = instant(now_s + self.rules.lease_s)
             handoff.lease = _Timed(self._clock, at_s, int(Order.TIMER), lambda: self._expire(handoff))
 
-    def _first_token(self, handoff: Handoff, now_s: float) -> None:
-        """The client has its first token from the prefill worker; one-token answers end here."""
-        request, src = handoff.request, handoff.src
-        assert src is not None
-        if request.first_token_s is None:
-            request.first_token_s = now_s
-        self._post(FirstToken(at_s=now_s, request_id=src.request_id, worker_id=src_worker(handoff)))
-        if handoff.dst is not None:
-            _has_first(handoff.dst, now_s)
-        if request.row.osl - request.carried <= 1:
-            self._give_up_room(handoff)
-            self._do(handoff.source, lambda: self._release_source(handoff))
-            request.last_token_s = now_s
-            request.outputs = request.row.osl
-            self._close(request, "completed", None)
+    def _answered(self, handoff: Handoff, now_s: float) -> None:
+        """A one-token answer that the prefill worker gave: nothing is handed over."""
+        request, source = handoff.request, handoff.source
+        assert source is not None
+        self._post(FirstToken(at_s=now_s, request_id=request.request_id, worker_id=source.worker_id))
+        request.last_token_s = now_s
+        request.outputs = request.row.osl
+        self._release_source(handoff)
+        self._give_up_room(handoff)
+        self._close(request, "completed", None)
 
     def _expire(self, handoff: Handoff) -> None:
         """Nobody fetched the blocks in time: the source takes them back, and the prompt is computed again later."""
@@ -503,12 +502,6 @@ class Handoffs:
         side.worker.attentive = bool(side.pending) and not side.refused
         if self.rules.one_at_a_time:
             side.worker.engine.hold_back(bool(side.pending))
-
-
-def src_worker(handoff: Handoff) -> WorkerId:
-    """The worker that computed the prompt."""
-    assert handoff.source is not None
-    return handoff.source.worker_id
 
 
 def _has_first(dst: Sequence, at_s: float) -> None:
