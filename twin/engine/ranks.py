@@ -44,7 +44,6 @@ class RankedEngine:
         self._interval = interval
         self._steps = 0  # of the group, so far
         self._left_waiting = [False] * ranks
-        self._held_back = False
         self._turn = 0
         self._latest = 0
         self._rank_of: dict[Sequence, int] = {}
@@ -143,7 +142,8 @@ class RankedEngine:
 
     def hold_back(self, hold: bool) -> None:
         """Whether preempted requests must stay out while others wait for room."""
-        self._held_back = hold
+        for rank in self.ranks:
+            rank.hold_back(hold)
 
     def _next_rank(self) -> int:
         at = self._turn
@@ -159,7 +159,7 @@ class RankedEngine:
         decoding = [rank for rank in ranks if rank.batch.size]
         in_pace = decoding == self._in_pace and all(rank.has_pace() for rank in decoding)
         for at, rank in enumerate(ranks):
-            rank.hold_back(shut[at] or self._held_back)
+            rank.shut(shut[at])
             if not in_pace:
                 rank.set_pace(None, None)
             self._parts[at] = rank.plan(now_s)

@@ -75,9 +75,15 @@ class TrtllmEngine(VllmEngine):
             self._promises.grown(seq)
 
     def audit(self) -> None:
-        """Recount blocks, and what is promised beyond them."""
+        """Recount blocks, and what is promised beyond them. Between steps only."""
         super().audit()
-        self._promises.audit()
+        self._promises.audit(self._owned)
+
+    def _owned(self, seq: Sequence) -> int:
+        """Blocks of a sequence; those of a decoding one follow from its length."""
+        if seq.phase is not Phase.DECODE:
+            return seq.owned
+        return -(-(self.batch.length(seq) - 1) // self.settings.block_size)
 
 
 class FullHitLedger(Ledger):
@@ -94,8 +100,8 @@ class FullHitLedger(Ledger):
     def grown(self, seq: Sequence) -> None:
         """A sequence keeps its blocks and will take no more."""
 
-    def audit(self) -> None:
-        """Recount what is promised; raises InvariantError where it is off."""
+    def audit(self, owned: Callable[[Sequence], int]) -> None:
+        """Recount what is promised beyond what sequences have `owned`; raises InvariantError where it is off."""
 
 
 class NoEvictLedger(FullHitLedger):
@@ -142,13 +148,13 @@ class NoEvictLedger(FullHitLedger):
         self.committed -= self._finish[seq] - seq.owned
         self._finish[seq] = seq.owned
 
-    def audit(self) -> None:
-        """Nobody may be promised more than there is. Owned blocks of decoding members are known to the batch alone."""
-        owned, capacity = self.pool.active, self.pool.capacity
-        if not owned <= self.committed <= capacity:
-            raise InvariantError(f"pool: {owned} blocks owned, {self.committed} owned or promised, {capacity} in all")
-        if not self._finish and self.committed:
-            raise InvariantError(f"pool: {self.committed} blocks owned or promised, and nobody has entered")
+    def audit(self, owned: Callable[[Sequence], int]) -> None:
+        active, capacity = self.pool.active, self.pool.capacity
+        promised = sum(finish - owned(seq) for seq, finish in self._finish.items())
+        if self.committed != active + promised or not active <= self.committed <= capacity:
+            raise InvariantError(
+                f"pool: {self.committed} of {capacity} blocks committed, but {active} are owned and {promised} promised"
+            )
 
     def _blocks_at_end(self, seq: Sequence) -> int:
         return -(-(seq.prompt + seq.outputs_limit) // self.block_size)

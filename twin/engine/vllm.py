@@ -58,6 +58,7 @@ class VllmEngine:
         self._blocked = False  # the head of waiting cannot enter until the batch changes
         self._literally = False  # running holds more than a decode batch and one partial prefill at its end
         self._order = 0
+        self._is_shut = False  # nobody may begin a prompt in this step
         self._first_decodes = False  # whoever makes a first token pays for a decode too (speculative.py)
 
     # ------------------------------------------------------------ requests in and out
@@ -280,6 +281,12 @@ class VllmEngine:
 
     # ------------------------------------------------------------ one rank of a group that waits for its slowest
 
+    def shut(self, shut: bool) -> None:
+        """Whether nobody may begin a prompt in the next step."""
+        if shut is not self._is_shut:
+            self._is_shut = shut
+            self._blocked = False
+
     def own_pace(self) -> DecodePiece:
         """What the steps of this batch would last from here on if nobody else had to be waited for."""
         return self.latency.decode_piece(self.batch.size, self.batch.ctx_tokens)
@@ -443,7 +450,7 @@ class VllmEngine:
             del self.activated[0]
             left = left_after
         waiting = self.waiting
-        if self.settings.exclusive_prefill:
+        if self.settings.exclusive_prefill or self._is_shut:
             return
         while waiting and left > 0 and len(running) < slots:
             seq = waiting[0]
@@ -468,7 +475,7 @@ class VllmEngine:
                 self.waiting.remove(seq)
                 left = left_after
                 continue
-            match = self._admissible(seq, left) if left > 0 else None
+            match = self._admissible(seq, left) if left > 0 and not self._is_shut else None
             if match is None:
                 return
             want = self._admit(seq, match, left, step.start_s)

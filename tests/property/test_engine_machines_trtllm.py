@@ -1,0 +1,201 @@
+"""Engines driven at random: submits, steps cut short, cancels, hand-offs, in pools that are too small for all of it.
+
+After every move the books are recounted; at the end everybody has ended once and every block is back.
+"""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from simulate import engine_settings
+from test_engine_trtllm_and_ranks import trtllm_settings
+
+from policies.cluster.blocks import ContentTree
+from policies.cluster.ids import Leg, RequestId
+from twin.engine.build import build_engine
+from twin.engine.plan import Outcome, StepPlan
+from twin.engine.sequence import Phase, Sequence
+from twin.engine.settings import EngineSettings, Speculation
+from twin.perf.polynomial import PolynomialLatency
+
+BLOCK, BLOCKS = 4, 12
+OPTIONS = {"block_size": BLOCK, "blocks": BLOCKS, "max_num_seqs": 3, "max_num_batched_tokens": 9}
+SPECULATION = Speculation(accept_rates=(0.7, 0.5), seed=3)
+KINDS: dict[str, EngineSettings] = {
+    "guaranteed": trtllm_settings(OPTIONS, "guaranteed_no_evict"),
+    "utilization": trtllm_settings(OPTIONS, "max_utilization"),
+    "ranks": engine_settings(**OPTIONS, ranks=2, prefill_interval=3),
+    "guaranteed ranks": trtllm_settings(OPTIONS, "guaranteed_no_evict", ranks=2),
+    "speculation": engine_settings(**OPTIONS, speculation=SPECULATION),
+    "guaranteed speculation": trtllm_settings(OPTIONS, "guaranteed_no_evict", speculation=SPECULATION),
+    "no caching": trtllm_settings(OPTIONS | {"prefix_caching": False}, "guaranteed_no_evict"),
+}
+LENGTHS = st.integers(1, 30)
+SHARES = st.floats(0.0, 1.0)
+ANY = st.integers(0, 10**6)
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """One engine, its clock, and what became of everybody."""
+
+    @initialize(kind=st.sampled_from(sorted(KINDS)), events=st.booleans())
+    def start(self, kind: str, events: bool) -> None:
+        self.settings = KINDS[kind]
+        self.engine = build_engine(self.settings, PolynomialLatency(BLOCK * BLOCKS), kv_events=events)
+        self.tree = ContentTree(6, BLOCK)
+        self.now_s = 0.0
+        self.made = 0
+        self.plan: StepPlan | None = None
+        self.open: list[Sequence] = []  # may still make tokens
+        self.held: list[Sequence] = []
+        self.reserved: list[Sequence] = []
+        self.ended: set[RequestId] = set()
+
+    def sequence(self, isl: int, osl: int, family: int, leg: Leg) -> Sequence:
+        self.made += 1
+        keys = [family * 10 + i for i in range(2)] + [100 + 10 * self.made + i for i in range(6)]
+        own = self.tree.private()
+        return Sequence(
+            RequestId(str(self.made)), isl, osl, self.tree.path(keys, isl), own, arrival_s=self.now_s, leg=leg
+        )
+
+    # ---- moves
+
+    @rule(isl=LENGTHS, osl=LENGTHS, family=st.integers(0, 1), at=SHARES, prefill=st.booleans())
+    def submit(self, isl: int, osl: int, family: int, at: float, prefill: bool) -> None:
+        """A request arrives, perhaps in the middle of a leap, which is then cut."""
+        seq = self.sequence(isl, 1 if prefill else osl, family, Leg.PREFILL if prefill else Leg.AGG)
+        plan = self.plan
+        if plan is not None:
+            self.now_s = max(self.now_s, plan.start_s + at * (plan.end_s - plan.start_s))
+        if self.engine.submit(seq) is not None:
+            return
+        self.open.append(seq)
+        if plan is not None and (plan.steps > 1 or plan.settled) and not self.engine.head_is_blocked:
+            self.engine.truncate(plan, self.now_s)
+
+    @rule()
+    def step(self) -> None:
+        """The planned step ends; or the next one begins."""
+        if self.plan is None:
+            self.plan = self.engine.plan(self.now_s)
+            return
+        self.finish()
+
+    @precondition(lambda self: self.plan is not None)
+    @rule(at=SHARES)
+    def look(self, at: float) -> None:
+        """Somebody looks at the caches in the middle of a leap."""
+        assert self.plan is not None
+        self.now_s = max(self.now_s, self.plan.start_s + at * (self.plan.end_s - self.plan.start_s))
+        running, waiting, active, _ = self.engine.load(self.plan, self.now_s)
+        assert running + waiting <= len(self.open)
+        assert 0 <= active <= BLOCKS * self.settings.ranks
+        self.engine.settle(self.plan, self.now_s)
+
+    @precondition(lambda self: self.open or self.reserved or self.held)
+    @rule(who=ANY)
+    def cancel(self, who: int) -> None:
+        """A client leaves, whatever state its request is in."""
+        everybody = self.open + self.reserved + self.held
+        seq = everybody[who % len(everybody)]
+        self.finish()
+        if seq.phase is Phase.DONE:
+            return
+        self.engine.cancel(seq)
+        for group in (self.open, self.reserved, self.held):
+            if seq in group:
+                group.remove(seq)
+        assert seq.phase is Phase.DONE
+
+    @rule(isl=LENGTHS, osl=LENGTHS, family=st.integers(0, 1))
+    def reserve(self, isl: int, osl: int, family: int) -> None:
+        """A decode leg asks for room between two steps."""
+        self.finish()
+        seq = self.sequence(isl, osl, family, Leg.DECODE)
+        seq.asked = self.made
+        if self.engine.reserve(seq):
+            self.reserved.append(seq)
+
+    @precondition(lambda self: self.reserved)
+    @rule(who=ANY)
+    def activate(self, who: int) -> None:
+        self.finish()
+        seq = self.reserved.pop(who % len(self.reserved))
+        self.engine.activate(seq)
+        self.open.append(seq)
+
+    @precondition(lambda self: self.held)
+    @rule(who=ANY)
+    def release(self, who: int) -> None:
+        self.finish()
+        self.engine.release(self.held.pop(who % len(self.held)))
+
+    # ---- what must hold
+
+    def finish(self) -> None:
+        if self.plan is None:
+            return
+        plan, self.plan = self.plan, None
+        assert plan.end_s >= self.now_s or plan.settled
+        self.now_s = max(self.now_s, plan.end_s)
+        self.check(self.engine.commit(plan))
+        self.engine.audit()
+
+    def check(self, outcome: Outcome) -> None:
+        for seq in outcome.firsts:
+            assert seq.first_token_s == self.now_s
+            assert seq.admit_s is not None
+            assert seq.admit_s <= self.now_s
+        for seq in outcome.held:
+            self.open.remove(seq)
+            self.held.append(seq)
+        for seq in outcome.ended:
+            self.open.remove(seq)
+            assert seq.request_id not in self.ended
+            self.ended.add(seq.request_id)
+            assert seq.phase is Phase.DONE
+            assert seq.owned == 0
+            assert seq.finish_reason is not None or seq.outputs == seq.outputs_limit
+
+    @invariant()
+    def blocks_add_up(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        pool = self.engine.pool
+        pool.audit()
+        assert 0 <= pool.active <= BLOCKS * self.settings.ranks
+        if self.plan is None:
+            self.engine.audit()
+
+    def teardown(self) -> None:
+        """Everybody who can still end does, and nothing is left behind."""
+        if not hasattr(self, "engine"):
+            return
+        self.finish()
+        for seq in self.reserved:
+            self.engine.cancel(seq)
+        for _ in range(2000):
+            for seq in self.held:
+                self.engine.release(seq)
+            self.held.clear()
+            self.plan = self.engine.plan(self.now_s)
+            if self.plan is None:
+                break
+            self.finish()
+        assert not self.open
+        assert self.engine.idle
+        assert not self.engine.batch.size
+        assert self.engine.pool.active == 0
+        self.engine.audit()
+        if getattr(self.settings, "capacity_policy", "") == "guaranteed_no_evict":
+            assert self.engine.preemptions == 0  # type: ignore[attr-defined]
+
+
+TestEngineMachine = EngineMachine.TestCase
+TestEngineMachine.settings = settings(
+    max_examples=10_000 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 300, stateful_step_count=30
+)
