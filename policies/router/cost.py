@@ -116,6 +116,9 @@ def costs(
     The columns are the first four fields of `Load`: for candidates that have nothing cached below device memory, and
     there no more than the prompt.
     """
+    if not w.track_prefill and not w.overlap_credit:  # no term of the prompt is left
+        request = w.active_request
+        return [0.0 + decode + request * active for decode, active in zip(decode_blocks, requests, strict=True)]
     columns = zip(prefill_tokens, decode_blocks, requests, device_blocks, strict=True)
     if not w.track_prefill or w.credit_decay > 0:
         least = min(prefill_tokens)

@@ -247,7 +247,8 @@ class Handoffs:
         if outcome.freed:
             side.refused = False
         side.held += [self._by_src[seq] for seq in outcome.held]
-        side.reserved += self._attempt(side)
+        if side.pending:
+            side.reserved += self._attempt(side)
         if side.held or side.reserved or side.deferred:
             self._schedule(side)
 
