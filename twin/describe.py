@@ -18,7 +18,7 @@ NOT_MODELLED = (
     "network, tokeniser and HTTP time before and after the engine",
     "router and scheduler compute time",
     "prefill/decode disaggregation, KV tiers below the GPU, engine errors, control-plane failures",
-    "speculative decoding, attention data parallelism, pipeline bubbles, CUDA-graph padding",
+    "the making of draft tokens, and CUDA-graph padding unless cuda_graph_sizes is given",
     "sampling: every request makes exactly the output length of its trace row",
 )
 
@@ -45,7 +45,7 @@ def describe_run(
             group=group.config.name,
             gpus=spec.gpus,
             role=spec.role.value,
-            total_blocks=spec.settings.blocks,
+            total_blocks=spec.settings.blocks * spec.settings.ranks,
             block_size=spec.settings.block_size,
         )
         for group in groups
@@ -78,6 +78,12 @@ def cluster_line(group: Group) -> str:
     )
     if settings.exclusive_prefill:
         engine += ", exclusive prefill"
+    if settings.ranks > 1:
+        engine += f", each of {settings.ranks} ranks"
+    if config.engine.kind == "trtllm":
+        engine += f", {config.engine.capacity_policy}"
+    if settings.speculation is not None:
+        engine += f", drafts accepted {'/'.join(f'{rate:g}' for rate in settings.speculation.accept_rates)}"
     layout = f"TP {config.tp}"
     for name, degree in (("PP", config.pp), ("DP", config.dp), ("EP", config.ep)):
         if degree > 1:
