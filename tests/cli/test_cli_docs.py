@@ -10,7 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from short_trace import cut_bundled_trace
+
+from reports.picture import described
+from reports.report import Report
 
 FENCE = re.compile(r"```(?:bash|sh|console)\n(.*?)```", re.DOTALL)
 
@@ -27,6 +31,24 @@ def test_the_reference_documents_are_up_to_date(root: Path) -> None:
         [sys.executable, root / "docs" / "reference.py", "--check"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_every_document_is_in_the_index(root: Path) -> None:
+    index = (root / "docs" / "README.md").read_text(encoding="utf-8")
+    documents = {path.name for path in (root / "docs").glob("*.md")} - {"README.md"}
+    assert {name for name in documents if f"]({name})" not in index} == set()
+
+
+def test_links_between_documents_lead_somewhere(root: Path) -> None:
+    documents = [*root.glob("*.md"), *(root / "docs").glob("*.md"), root / "traces" / "README.md"]
+    links = [
+        (document, link)
+        for document in documents
+        for link in re.findall(r"\]\(([^)#]+)[^)]*\)", document.read_text(encoding="utf-8"))
+        if "://" not in link
+    ]
+    assert len(links) > 10
+    assert [f"{document.name}: {link}" for document, link in links if not (document.parent / link).exists()] == []
 
 
 def test_make_knows_every_target_that_is_shown(root: Path) -> None:
@@ -73,12 +95,12 @@ def test_the_blocks_of_the_notebook_document_run_one_after_the_other(root: Path,
 
 
 @pytest.mark.slow
-def test_the_output_that_the_readme_shows_is_what_is_printed(root: Path, tmp_path: Path) -> None:
+def test_the_output_and_the_picture_that_the_readme_shows_are_what_comes_out(root: Path, tmp_path: Path) -> None:
     text = (root / "README.md").read_text(encoding="utf-8")
-    shown = re.findall(r"<!-- printed by: twin (.*?) -->\n```text\n(.*?)```", text, re.DOTALL)
-    assert shown
-    for line, output in shown:
-        command = [sys.executable, "-m", "twin.cli", *shlex.split(line), "--no-html", "--out", str(tmp_path / "run")]
-        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        assert output in done.stdout
+    ((line, output),) = re.findall(r"<!-- printed by: twin (.*?) -->\n```text\n(.*?)```", text, re.DOTALL)
+    command = [sys.executable, "-m", "twin.cli", *shlex.split(line), "--no-html", "--out", str(tmp_path / "run")]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert output in done.stdout
+    with Image.open(root / "docs" / "report.png") as image:
+        assert image.info["Description"] == described(Report.load(tmp_path / "run"))
