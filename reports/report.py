@@ -43,7 +43,11 @@ class TraceMeta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerMeta:
-    """One worker that the run had at any time; the size of its KV pool where it has one."""
+    """One worker that the run had at any time; the size of its KV pool where it has one.
+
+    `held_from_s` is when it was ordered (None: before the run), `held_until_s` when it was stopped (None: never): its
+    GPUs are paid for from the one to the other, starting and draining included.
+    """
 
     worker_id: int
     name: str
@@ -52,6 +56,34 @@ class WorkerMeta:
     role: str = "mixed"
     total_blocks: int | None = None
     block_size: int | None = None
+    held_from_s: float | None = None
+    held_until_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PowerMeta:
+    """What the steps of a worker ask of each of its GPUs, for an estimate of energy: the rated power, and seconds at
+    full rate per token, per step (reading weights), per token of context, for all routed experts; `expert_missed` is
+    the probability that one token does not choose a given expert.
+    """
+
+    tdp_w: float
+    token_multiply_s: float
+    step_read_s: float
+    ctx_token_read_s: float
+    experts_read_s: float
+    expert_missed: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupMeta:
+    """One worker group: its GPU, what a GPU costs, and what an estimate of energy needs (None where not known)."""
+
+    name: str
+    gpu: str
+    role: str = "mixed"
+    usd_per_hour: float | None = None
+    power: PowerMeta | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +102,9 @@ class LatencyMeta:
 class RunMeta:
     """Everything about a run that its record does not hold. `cluster` has one line per worker group.
 
-    `hash_known`: some row of the trace has hash ids, so a hit rate means something. `config` is the complete
-    configuration as nested plain values, `origins` where each of its dotted keys came from.
+    `tiers` counts full prompt blocks at first admissions: looked up, found on the device, found in the host tier, and
+    blocks loaded from there. `hash_known`: some row of the trace has hash ids, so a hit rate means something. `config`
+    is the complete configuration as nested plain values, `origins` where each of its dotted keys came from.
     """
 
     trace: TraceMeta
@@ -83,6 +116,8 @@ class RunMeta:
     hash_known: bool
     seed: int
     simulated: bool = True
+    groups: tuple[GroupMeta, ...] = ()
+    tiers: Mapping[str, int] = field(default_factory=dict)
     not_modelled: tuple[str, ...] = ()
     no_effect: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -118,7 +153,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Throughput:
-    """Work of completed requests over the makespan."""
+    """Work of completed requests over the makespan, and over the GPU-seconds held."""
 
     requests_per_s: float | None
     requests_per_s_per_gpu: float | None
@@ -163,6 +198,30 @@ class WorkerFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupFigures:
+    """What one worker group did and cost. `gpu_s`: GPU-seconds held, from order to stop; `energy_j` is an estimate;
+    `good` are the requests that its workers answered within the SLA. Groups that only prefill answer none: None.
+    """
+
+    group: str
+    gpu: str
+    role: str
+    workers: int
+    gpus: int
+    requests: int
+    completed: int
+    input_tokens: int
+    output_tokens: int
+    busy_share: float | None
+    gpu_s: float | None
+    energy_j: float | None
+    cost_usd: float | None
+    good: int | None
+    goodput_rps_per_gpu: float | None
+    output_tokens_per_s_per_gpu: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """The whole report of a run."""
 
@@ -181,6 +240,8 @@ class Report:
     busy_share: float | None
     fairness: float | None
     workers: tuple[WorkerFigures, ...]
+    groups: tuple[GroupFigures, ...]
+    gpu_s: float | None
     sla: SlaResult | None
     percentile_method: str = PERCENTILE_METHOD
     interval_method: str = CI_METHOD

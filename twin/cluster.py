@@ -10,14 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from policies.cluster.ids import Role, WorkerId
-from twin.config import Config, WorkerGroup
+from policies.errors import CapabilityError
+from twin.config import DISK_GB_PER_S, OBJECT_STORE_GB_PER_S, WARMUP_S, Config, WorkerGroup
 from twin.config_lists import accept_rates, graph_sizes
-from twin.engine.settings import EngineSettings, Speculation
+from twin.engine.settings import EngineSettings, HostTierSettings, Speculation
 from twin.engine.trtllm import TrtllmSettings
 from twin.mocker.world import WorkerSpec
 from twin.perf.build import build_latency
+from twin.perf.coldstart import Startup, startup
+from twin.perf.energy import Power, power
+from twin.perf.hardware import find_gpu
+from twin.perf.kv_layout import kv_cache, plan_layout
 from twin.perf.layers import PaddedLatency, PipelinedLatency, RankLatency, VerifyLatency
-from twin.perf.memory import kv_pool_tokens
+from twin.perf.layout import Layout
+from twin.perf.memory import Placement, kv_pool_tokens
+from twin.perf.models import find_model
 from twin.perf.protocol import LatencyModel
 
 PEER = "dynamo-1.6.1"
@@ -47,6 +54,7 @@ def build_groups(config: Config, *, leap: bool = True) -> tuple[Group, ...]:
 def _build(group: WorkerGroup, first: int, seed: int, *, peer: bool, leap: bool) -> Group:
     settings = _settings(group, seed, peer=peer, leap=leap)
     latency = _latency(group, settings)
+    startup_s = startup_s_of(group)
     workers = tuple(
         WorkerSpec(
             worker_id=WorkerId(first + i),
@@ -55,11 +63,54 @@ def _build(group: WorkerGroup, first: int, seed: int, *, peer: bool, leap: bool)
             latency=latency,
             role=Role(group.role),
             gpus=group.gpus,
-            startup_s=group.startup_s or 0.0,
+            startup_s=startup_s,
         )
         for i in range(group.count)
     )
     return Group(config=group, settings=settings, latency=latency, workers=workers)
+
+
+def startup_s_of(group: WorkerGroup) -> float:
+    """How long a worker of the group takes to come up when it is added or comes back."""
+    if group.startup_s is not None:
+        return group.startup_s
+    start = startup_of(group)
+    return start.total_s if start is not None else 0.0
+
+
+def startup_of(group: WorkerGroup) -> Startup | None:
+    """The parts of a start, by `[workers.startup]`; None where that is not given."""
+    table = group.startup
+    if table.weights_from is None:
+        return None
+    usual = {"disk": DISK_GB_PER_S, "object": OBJECT_STORE_GB_PER_S}.get(table.weights_from)
+    read = usual if table.bandwidth_gb_per_s is None else table.bandwidth_gb_per_s
+    return startup(
+        placement_of(group),
+        source=table.weights_from,  # type: ignore[arg-type]  # one of the key's choices
+        read_bytes_per_s=None if read is None else read * 1e9,
+        boot_s=table.boot_s,
+        warmup_s=WARMUP_S[group.engine.kind] if table.warmup_s is None else table.warmup_s,
+    )
+
+
+def power_of(group: WorkerGroup) -> Power | None:
+    """What an estimate of energy needs; None where neither the pool nor the latency model says what hardware it is."""
+    if group.engine.kv_blocks is not None and group.latency.model != "roofline":
+        return None
+    return power(placement_of(group))
+
+
+def placement_of(group: WorkerGroup) -> Placement:
+    """The group's model on its GPUs. Raises ConfigError for names that are not known."""
+    hardware = group.latency.params.get("hardware")
+    return Placement(
+        model=find_model(group.model),
+        gpu=find_gpu(group.gpu, Path(str(hardware)) if hardware else None),
+        layout=Layout(tp=group.tp, pp=group.pp, dp=group.dp, ep=group.ep),
+        weights=group.weights,
+        kv=group.kv,
+    )
 
 
 def _latency(group: WorkerGroup, settings: EngineSettings) -> LatencyModel:
@@ -125,6 +176,8 @@ def _settings(group: WorkerGroup, seed: int, *, peer: bool, leap: bool) -> Engin
         "prefill_interval": engine.prefill_schedule_interval,
         "speculation": _speculation(group, seed, peer=peer),
     }
+    if engine.host_blocks is not None:
+        sizes["host"] = _host_tier(group)
     if engine.kind == "trtllm":
         return TrtllmSettings(
             **sizes, exclusive_prefill=False, preemption="lifo", capacity_policy=engine.capacity_policy
@@ -134,6 +187,26 @@ def _settings(group: WorkerGroup, seed: int, *, peer: bool, leap: bool) -> Engin
         exclusive_prefill=engine.exclusive_prefill and not engine.nextn,
         preemption=engine.preemption,
         fifo_skip=peer,
+    )
+
+
+def _host_tier(group: WorkerGroup) -> HostTierSettings:
+    engine = group.engine
+    assert engine.host_blocks is not None
+    if engine.kind != "vllm" or group.dp > 1 or engine.nextn or not engine.prefix_caching:
+        raise CapabilityError(
+            f"workers.{group.name}.engine.host_blocks: a host tier is there for vllm engines with prefix caching, one "
+            "rank and no speculation in this version"
+        )
+    block_bytes = engine.host_block_bytes
+    if block_bytes is None:
+        cache = kv_cache(find_model(group.model), group.kv)
+        block_bytes = plan_layout(cache, group.tp, group.tp).wire_bytes(engine.block_size)
+    return HostTierSettings(
+        blocks=engine.host_blocks,
+        block_bytes=block_bytes,
+        load_bytes_per_s=engine.host_load_gb_per_s * 1e9,
+        trigger=engine.host_offload,
     )
 
 

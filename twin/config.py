@@ -127,6 +127,16 @@ class EngineConfig:
         None, "batch sizes with a captured graph: 1,2,4,8-256/8; decodes pay for the next", absent="no padding"
     )
     eager_factor: float = _key(2.0, "decode step above the largest captured size, against a captured one", low=1)
+    host_blocks: int | None = _key(
+        None, "blocks of a host-memory tier below the pool", low=1, high=LARGEST, absent="no host tier"
+    )
+    host_offload: str = _key(
+        "on_evict", "when blocks go down: as they are evicted, or as soon as complete", choices=("on_evict", "on_store")
+    )
+    host_load_gb_per_s: float = _key(32.0, "how fast blocks come back up, GB = 1e9 bytes", above=0)
+    host_block_bytes: int | None = _key(
+        None, "bytes of one block", low=1, high=2**62, absent="what the model and its KV format hold"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +151,9 @@ class LatencyConfig:
 class StartupConfig:
     """`[workers.startup]`: how a worker of the group comes up; the first ones are up when the run begins."""
 
-    weights_from: str = _key("disk", "where the weights are read from", choices=("disk", "object", "peer"))
+    weights_from: str | None = _key(
+        None, "where the weights are read from", choices=("disk", "object", "peer"), absent="workers start at once"
+    )
     bandwidth_gb_per_s: float | None = _key(
         None, "what one worker reads weights at", above=0, absent="10 (disk), 5 (object store), its links (peer)"
     )
@@ -151,9 +163,9 @@ class StartupConfig:
     )
 
 
-DISK_GB_S = 10.0
+DISK_GB_PER_S = 10.0
 """Local NVMe, as the KV tiers have it."""
-OBJECT_STORE_GB_S = 5.0
+OBJECT_STORE_GB_PER_S = 5.0
 """Our estimate of what one worker gets."""
 WARMUP_S: Mapping[str, float] = MappingProxyType({"vllm": 60.0, "sglang": 30.0, "trtllm": 45.0})
 """Compilation, graph capture and profiling after the weights are there: our estimates, not measured."""
@@ -198,7 +210,7 @@ LINK_KINDS: Mapping[str, LinkConfig] = MappingProxyType(
             name="storage",
             kind="storage",
             per="run",
-            bandwidth_gb_per_s=OBJECT_STORE_GB_S,
+            bandwidth_gb_per_s=OBJECT_STORE_GB_PER_S,
             latency_s=0.005,
             discipline="fair",
             duplex=False,
@@ -224,7 +236,7 @@ class WorkerGroup:
     weights: str = _key("fp8", "number format of the weights")
     kv: str = _key("bf16", "number format of the KV cache")
     startup_s: float | None = _key(
-        None, "how long a worker that is added later takes to start", low=0, absent="what [workers.startup] comes to"
+        None, "how long a worker that is added later takes to start", low=0, absent="by [workers.startup]"
     )
     usd_per_hour: float | None = _key(None, "price of one GPU for an hour", low=0, absent="no cost is reported")
     engine: EngineConfig = field(default=EngineConfig())

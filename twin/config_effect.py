@@ -34,6 +34,8 @@ def without_effect(config: Config) -> Iterator[tuple[str, str]]:
     for group in config.workers:
         if config.faults.path is None:
             yield from _startup(group)
+        else:
+            yield from _startup_parts(group)
         yield from _group(group)
     yield from _links(config)
     yield from _router(config.router)
@@ -64,6 +66,15 @@ def _startup(group: WorkerGroup) -> Iterator[tuple[str, str]]:
         yield f"workers.{group.name}.startup.{name}", why
 
 
+def _startup_parts(group: WorkerGroup) -> Iterator[tuple[str, str]]:
+    """The parts of a start count where the start is made of parts."""
+    for name in _changed(group.startup, [entry.name for entry in keys_of(StartupConfig)]):
+        if group.startup_s is not None:
+            yield f"workers.{group.name}.startup.{name}", "startup_s says how long the whole start takes"
+        elif group.startup.weights_from is None:
+            yield f"workers.{group.name}.startup.{name}", "startup.weights_from is not given"
+
+
 def _group(group: WorkerGroup) -> Iterator[tuple[str, str]]:
     shown = f"workers.{group.name}"
     if group.engine.kv_blocks is not None:
@@ -85,6 +96,10 @@ def _scheduler(group: WorkerGroup) -> Iterator[tuple[str, str]]:
     """Options that the group's engine, or another of its options, leaves without a part to play."""
     engine = group.engine
     changed = set(_changed(engine, [entry.name for entry in keys_of(EngineConfig)]))
+    if engine.host_blocks is None:
+        for name in ("host_offload", "host_load_gb_per_s", "host_block_bytes"):
+            if name in changed:
+                yield f"workers.{group.name}.engine.{name}", "there is no host tier: host_blocks is not set"
     if engine.kind == "trtllm":
         idle = {
             "preemption": "guaranteed_no_evict preempts nobody, max_utilization the newest",

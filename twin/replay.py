@@ -8,9 +8,9 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -125,7 +125,7 @@ def _replay(
         report = None
         try:
             with held_back():
-                report = _report(config, folder, trace, groups, policy, sla, hash_known=world.keyed)
+                report = _report(config, folder, trace, groups, policy, sla, hash_known=world.keyed, tiers=world.tiers)
             _pages(folder, report, html=html, perfetto=perfetto, complete=complete)
         except KeyboardInterrupt:
             complete = False
@@ -286,12 +286,13 @@ def _report(
     sla: Sla | None,
     *,
     hash_known: bool,
+    tiers: Mapping[str, int],
 ) -> Report:
     no_effect = []
     if config.trace.hash_block_tokens is not None and not hash_known:
         no_effect.append("trace.hash_block_tokens has no effect: the trace has no hash ids")
     meta = describe_run(config, groups, trace, policy, hash_known=hash_known, no_effect=tuple(no_effect))
-    return build_report(folder, meta, sla)
+    return build_report(folder, replace(meta, tiers=tiers), sla)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from twin.engine.offload import OffloadEngine
 from twin.engine.protocol import Engine
 from twin.engine.ranks import RankedEngine
 from twin.engine.settings import EngineSettings
@@ -43,4 +44,6 @@ def build_engine(
 def _kind(settings: EngineSettings) -> Callable[..., VllmEngine]:
     if isinstance(settings, TrtllmSettings):
         return TrtllmEngine if settings.speculation is None else SpeculativeTrtllmEngine
+    if settings.host is not None:
+        return OffloadEngine
     return VllmEngine if settings.speculation is None else SpeculativeEngine

@@ -71,6 +71,12 @@ class Ledger:
         if self.caching:
             self._publish_prompt(seq)
 
+    def came_up(self, seq: Sequence, blocks: int) -> None:
+        """`blocks` more of a sequence's prefix are here, loaded from a lower tier."""
+        upto = seq.published + blocks
+        seq.computed = upto * self.block_size
+        self._publish(seq, seq.pieces(self.block_size), upto)
+
     def needed(self, seq: Sequence, want: int) -> int:
         """Fresh blocks that `want` more computed tokens take."""
         upto = seq.computed + want

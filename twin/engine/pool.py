@@ -8,6 +8,7 @@ blocks released last-to-first would die (specs: engine P1-P9). Everything costs 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from policies.cluster.blocks import BlockRun, Branch
@@ -55,10 +56,23 @@ class BlockPool:
     """`capacity` blocks: free, owned by requests (private or published), or cached and evictable.
 
     With `events` on, `stored` and `removed` collect what became findable and what was lost since they were last
-    taken; content that only one request can use is left out of both.
+    taken; content that only one request can use is left out of both. `on_evict` and `on_publish` hear of every run of
+    blocks that is evicted or becomes findable (a tier below listens).
     """
 
-    __slots__ = ("_by_branch", "_ends", "capacity", "events", "evictions", "free", "inactive", "removed", "stored")
+    __slots__ = (
+        "_by_branch",
+        "_ends",
+        "capacity",
+        "events",
+        "evictions",
+        "free",
+        "inactive",
+        "on_evict",
+        "on_publish",
+        "removed",
+        "stored",
+    )
 
     def __init__(self, capacity: int, *, events: bool = False) -> None:
         self.capacity = capacity
@@ -68,6 +82,8 @@ class BlockPool:
         self.events = events
         self.stored: list[BlockRun] = []
         self.removed: list[BlockRun] = []
+        self.on_evict: Callable[[Branch, int, int], None] | None = None
+        self.on_publish: Callable[[Branch, int, int], None] | None = None
         self._by_branch: dict[Branch, list[Copies]] = {}
         ends = Copies(None, 0, 0, 0)  # newer of it is the oldest stretch, older of it the newest
         ends.older = ends.newer = ends
@@ -80,12 +96,15 @@ class BlockPool:
 
     # ------------------------------------------------------------ look-up
 
-    def match(self, pieces: tuple[tuple[Branch, int], ...], limit: int) -> Match:
-        """The longest cached prefix of `pieces`, at most `limit` blocks. Touches nothing."""
+    def match(self, pieces: tuple[tuple[Branch, int], ...], limit: int, start: int = 0) -> Match:
+        """The longest cached run of `pieces` from block `start` on, up to block `limit`. Touches nothing."""
         by_branch = self._by_branch
         parts: list[Hold] = []
-        pos = inactive = 0
+        pos = start
+        inactive = 0
         for branch, end in pieces:
+            if end <= pos:
+                continue
             stretches = by_branch.get(branch)
             if stretches is None:
                 break
@@ -168,6 +187,8 @@ class BlockPool:
                 holds.append(Hold(copies, lo, hi))
         if self.events and branch.keys is not None:
             self.stored.append(BlockRun(branch, lo, hi))
+        if self.on_publish is not None:
+            self.on_publish(branch, lo, hi)
 
     def release(self, holds: list[Hold], private: int) -> None:
         """Give back `private` unpublished blocks, then what `holds` claim, last block first."""
@@ -227,6 +248,8 @@ class BlockPool:
                     stretches.remove(oldest)
             if self.events and branch.keys is not None:
                 self._note_removed(branch, oldest.hi, oldest.hi + taken)
+            if self.on_evict is not None:
+                self.on_evict(branch, oldest.hi, oldest.hi + taken)
 
     def _note_removed(self, branch: Branch, lo: int, hi: int) -> None:
         """Note the blocks of `lo..hi` that have no other copy."""

@@ -22,6 +22,8 @@ class Phase(Enum):
     HELD = "held"  # prompt computed, blocks kept for whoever fetches them
     RESERVED = "reserved"  # room for a prompt that is on its way
     ACTIVATED = "activated"  # the prompt is here; it runs with the next step
+    LOADING = "loading"  # blocks are coming up from a lower tier
+    LOADED = "loaded"  # they are here; it runs as soon as the rest fits
     DONE = "done"
 
 
@@ -43,6 +45,7 @@ class Sequence:
         "finish_reason",
         "first_token_s",
         "holds",
+        "host_blocks",
         "join_len",
         "join_step",
         "last_token_s",
@@ -102,6 +105,7 @@ class Sequence:
         self.last_token_s: float | None = None
         self.cached_tokens: int | None = None
         self.reused_tokens = 0
+        self.host_blocks = 0  # of its first admission's hits, how many came from the host
         self.readmissions = 0
         self.finish_reason: str | None = None
 

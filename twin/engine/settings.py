@@ -19,6 +19,18 @@ class Speculation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostTierSettings:
+    """`blocks` of `block_bytes` in host memory, loaded at `load_bytes_per_s`. `trigger`: blocks go down when they are
+    evicted from the device ("on_evict"), or as soon as they are complete ("on_store").
+    """
+
+    blocks: int
+    block_bytes: int
+    load_bytes_per_s: float
+    trigger: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
     """Sizes of one engine: `blocks` of `block_size` tokens, at most `max_num_seqs` running requests and
     `max_num_batched_tokens` tokens in a step.
@@ -44,3 +56,4 @@ class EngineSettings:
     ranks: int = 1
     prefill_interval: int = 1
     speculation: Speculation | None = None
+    host: HostTierSettings | None = None

@@ -7,6 +7,7 @@ leap moves its end. Which worker gets what is not decided here.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from functools import partial
 
 from simpy.events import Event
 
@@ -31,6 +32,8 @@ class MockWorker:
         "_clock",
         "_dropped",
         "_idle",
+        "_loaded",
+        "_loads",
         "_on_evicting",
         "_on_step",
         "_plan",
@@ -65,6 +68,8 @@ class MockWorker:
         self._idle = Event(clock)
         self._wake: Event = self._idle
         self._dropped: list[Sequence] = []
+        self._loads: list[tuple[float, Sequence]] = getattr(engine, "pending_loads", [])
+        self._loaded: list[Sequence] = []  # loads that came up during the running step
         self.down = False  # gone, with all that it had
         self.fenced = False  # known to be gone: what it said before is not believed any more
         self.hung = False  # takes requests and does nothing
@@ -185,6 +190,22 @@ class MockWorker:
         self._dropped = []
         outcome.freed = True
 
+    def _begin_loads(self) -> None:
+        """Loads from a lower tier have begun: see to them when they have come up."""
+        for ready_s, seq in self._loads:
+            self._clock.at(ready_s, Order.TRANSFER_DONE).callbacks.append(partial(self._on_loaded, seq))
+        self._loads.clear()
+
+    def _on_loaded(self, seq: Sequence, _: Event) -> None:
+        if self.down:
+            return
+        if self._plan is not None:
+            self._loaded.append(seq)
+            self.cut()
+        else:
+            self.engine.loaded(seq)  # type: ignore[attr-defined]  # only engines with a tier begin loads
+            self.nudge()
+
     def load(self, at_s: float) -> tuple[int, int, int, int]:
         """Running, waiting, active and cached blocks at `at_s`, in the middle of a leap too."""
         return self.engine.load(self._plan, at_s)
@@ -194,6 +215,8 @@ class MockWorker:
         while True:
             yield self._idle
             plan = engine.plan(clock.now)
+            if self._loads:
+                self._begin_loads()
             while plan is not None:
                 self._plan = plan
                 if self.attentive and plan.steps > 1:
@@ -206,9 +229,15 @@ class MockWorker:
                 outcome = engine.commit(plan)
                 if self._dropped:
                     self._let_go(outcome)
+                if self._loaded:
+                    for seq in self._loaded:
+                        engine.loaded(seq)  # type: ignore[attr-defined]
+                    self._loaded.clear()
                 self._on_step(self, outcome)
                 if clock.peek() <= clock.now:  # something else is due at this instant: it goes first
                     self._wake = clock.at(clock.now, self._step_start)
                     yield self._wake
                 plan = engine.plan(clock.now)
+                if self._loads:
+                    self._begin_loads()
             self._idle = Event(clock)

@@ -31,7 +31,7 @@ from policies.cluster.events import (
     WorkerUp,
 )
 from policies.cluster.ids import Leg, RequestId, Role, WorkerId
-from policies.errors import CapabilityError, EngineError, InvariantError
+from policies.errors import CapabilityError, ConfigError, EngineError, InvariantError
 from twin.engine.build import build_engine
 from twin.engine.plan import Outcome, StepPlan
 from twin.engine.sequence import Sequence as EngineSequence
@@ -117,19 +117,15 @@ class MockWorld:
         self._on_end = on_end
         self._progress = progress
         self._timers: dict[str, float] = {}
+        self._tiers = {"lookup_blocks": 0, "g1_hit_blocks": 0, "g2_hit_blocks": 0}
         self._arriving = True
         self._reporting = False
         self._evicting: list[tuple[float, int, MockWorker, StepPlan]] = []  # leaps by the time of their next eviction
         self._watched = 0
-        block_sizes = {spec.settings.block_size for spec in workers}
-        if len(block_sizes) != 1:
-            raise CapabilityError(
-                f"workers with different block sizes {sorted(block_sizes)} in one run: not possible yet"
-            )
-        self._block_size = block_sizes.pop()
-        self.tree = ContentTree(key_tokens or self._block_size, self._block_size)
-        self._has_keys = key_tokens is not None
         self._kv_events = controller.wants(BlocksStored) or controller.wants(BlocksRemoved)
+        self._trees = _trees(workers, key_tokens, one_size=self._kv_events)
+        self.tree = next(iter(self._trees.values()))  # what policies see: the blocks of the first worker
+        self._has_keys = key_tokens is not None
         self._reports = controller.wants(WorkerReported)
         self.handoffs: Handoffs | None = None
         if handoff is not None:
@@ -282,7 +278,8 @@ class MockWorld:
         worker = self.workers[action.worker_id]
         if request.dispatch_s is None:
             request.dispatch_s = now_s
-        seq = request.leg(action.leg, self.tree, now_s)
+        tree = self._trees[worker.up.block_size]
+        seq = request.leg(action.leg, tree, now_s, self.tree.block_size)
         shown = json.dumps([asdict(c) for c in action.candidates]) if action.candidates else None
         self._sinks.decisions.append(
             (
@@ -524,6 +521,8 @@ class MockWorld:
             request.readmissions + (seq.readmissions if seq is not None else 0),
             request.migrations,
         )
+        if admitted is not None and admitted.admit_s is not None:
+            self._count_tiers(request, admitted)
         if self._on_end is not None:
             self._on_end(request, status)
         self.ended += 1
@@ -537,8 +536,43 @@ class MockWorld:
         gap: Cells = (worker_id, "gap", last_s, now_s, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, now_s - last_s, 0.0, 0.0)
         self._sinks.steps.append(gap)
 
+    def _count_tiers(self, request: OpenRequest, seq: EngineSequence) -> None:
+        """Every full prompt block of a first admission is looked up once and found in one tier at most."""
+        worker_id = request.prefill_worker_id if seq is request.prefill else request.worker_id
+        if worker_id is None:
+            return
+        size = self.specs[worker_id].settings.block_size
+        tiers = self._tiers
+        tiers["lookup_blocks"] += seq.prompt // size
+        tiers["g1_hit_blocks"] += (seq.cached_tokens or 0) // size - seq.host_blocks
+        tiers["g2_hit_blocks"] += seq.host_blocks
+
+    @property
+    def tiers(self) -> dict[str, int]:
+        """Full prompt blocks at first admissions, by where they were found, and blocks loaded from the host."""
+        hosts = [getattr(worker.engine, "host", None) for worker in self.workers.values()]
+        return self._tiers | {"loaded_blocks": sum(host.loaded_blocks for host in hosts if host is not None)}
+
     def _where(self, request: OpenRequest) -> str:
         if request.worker_id is None:
             return "not dispatched"
         seq = request.sequence
         return f"worker {request.worker_id}, {seq.phase.value if seq is not None else 'unknown'}"
+
+
+def _trees(workers: Sequence[WorkerSpec], key_tokens: int | None, *, one_size: bool) -> dict[int, ContentTree]:
+    """Prompt content by block size, that of the first worker first. `one_size`: a policy compares blocks of workers with
+    those of prompts, which means something only if they are equal.
+    """
+    trees: dict[int, ContentTree] = {}
+    for spec in workers:
+        size = spec.settings.block_size
+        if size not in trees:
+            if trees and one_size:
+                raise ConfigError(
+                    f"worker {spec.name} has KV blocks of {size} tokens and {workers[0].name} of "
+                    f"{workers[0].settings.block_size}: a router that follows KV events cannot compare them; give all "
+                    "groups one workers.engine.block_size, or take a router.mode that does not look at blocks"
+                )
+            trees[size] = ContentTree(key_tokens or size, size)
+    return trees

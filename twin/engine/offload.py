@@ -1,0 +1,132 @@
+"""A vLLM engine with a host tier below its pool: what the host holds beyond the device's hit is loaded, then used.
+
+A request whose prefix goes on in the host waits beside the queue while its blocks come up (others may pass); then it is
+first in line. Nothing is loaded that would not fit. Which engine this is does not change how steps are scheduled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from twin.engine.host import HostTier
+from twin.engine.plan import StepPlan
+from twin.engine.pool import Hold, Match
+from twin.engine.sequence import Phase, Sequence
+from twin.engine.settings import EngineSettings
+from twin.engine.steplog import Row
+from twin.engine.vllm import VllmEngine
+from twin.perf.protocol import LatencyModel
+
+
+class OffloadEngine(VllmEngine):
+    """`pending_loads` are (ready_s, sequence) of loads that have begun; whoever owns the clock takes them and calls
+    `loaded` when it is time.
+    """
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        latency: LatencyModel,
+        *,
+        worker_id: int = 0,
+        record: Callable[[Row], None] | None = None,
+        kv_events: bool = False,
+        leap_past_evictions: bool = True,
+    ) -> None:
+        super().__init__(
+            settings,
+            latency,
+            worker_id=worker_id,
+            record=record,
+            kv_events=kv_events,
+            leap_past_evictions=leap_past_evictions,
+        )
+        tier = settings.host
+        assert tier is not None
+        self.host = HostTier(tier.blocks, tier.block_bytes, tier.load_bytes_per_s)
+        if tier.trigger == "on_evict":
+            self.pool.on_evict = self.host.put
+        else:
+            self.pool.on_publish = self.host.put
+        self.pending_loads: list[tuple[float, Sequence]] = []
+        self._loads: dict[Sequence, tuple[list[Hold], int]] = {}
+
+    @property
+    def idle(self) -> bool:
+        return not self._loads and super().idle
+
+    def plan(self, now_s: float) -> StepPlan | None:
+        """Begin what loads can begin, then plan as ever."""
+        if self.waiting and not self._blocked:
+            self._begin_loads(now_s)
+        return super().plan(now_s)
+
+    def loaded(self, seq: Sequence) -> None:
+        """The blocks of a load are on the device: the request is first in line."""
+        load = self._loads.pop(seq, None)
+        if load is None:
+            return  # cancelled meanwhile
+        holds, blocks = load
+        self.host.unpin(holds)
+        self.ledger.came_up(seq, blocks)
+        seq.phase = Phase.LOADED
+        self.waiting.appendleft(seq)
+        self._blocked = False
+
+    def cancel(self, seq: Sequence) -> None:
+        if seq.phase in (Phase.LOADING, Phase.LOADED):
+            load = self._loads.pop(seq, None)
+            if load is not None:
+                self.host.unpin(load[0])
+            else:
+                self.waiting.remove(seq)
+            self.ledger.release(seq)
+            seq.phase = Phase.DONE
+            self._blocked = False
+        else:
+            super().cancel(seq)
+
+    def audit(self) -> None:
+        super().audit()
+        self.host.audit()
+
+    def _begin_loads(self, now_s: float) -> None:
+        """Take the heads of waiting whose prefix goes on in the host out of the queue, as long as they fit."""
+        waiting, bs = self.waiting, self.settings.block_size
+        slots = self.settings.max_num_seqs - len(self.running)
+        while waiting and waiting[0].phase is Phase.WAITING and len(self._loads) < slots:
+            seq = waiting[0]
+            match = self.ledger.prefix(seq)
+            limit = (seq.prompt + seq.outputs - 1) // bs
+            more = self.host.match(seq.pieces(bs), limit, match.blocks)
+            blocks = more.blocks - match.blocks
+            if not more.parts or not self.ledger.fits(seq, match):
+                return
+            holds = self.host.pin(more)
+            waiting.popleft()
+            self.ledger.start(seq, match)
+            self.pool.take(blocks)
+            seq.owned += blocks
+            seq.phase = Phase.LOADING
+            if seq.admit_s is None:
+                seq.host_blocks = blocks
+            self._loads[seq] = (holds, blocks)
+            self.pending_loads.append((self.host.load_end_s(now_s, blocks), seq))
+
+    def _admissible(self, seq: Sequence, left: int) -> Match | None:
+        if seq.phase is not Phase.LOADED:
+            return super()._admissible(seq, left)
+        rest = seq.prompt + seq.outputs - seq.computed
+        if self.ledger.needed(seq, rest) > self.pool.free + self.pool.inactive:
+            return None
+        if not self.settings.chunked_prefill and rest > left:
+            return None
+        return Match((), seq.owned, 0)
+
+    def _admit(self, seq: Sequence, match: Match, left: int, now_s: float) -> int:
+        if seq.phase is not Phase.LOADED:
+            return super()._admit(seq, match, left, now_s)
+        self.waiting.popleft()
+        self._start(seq, now_s, seq.computed)
+        want = seq.prompt + seq.outputs - seq.computed
+        return want if want < left else left
