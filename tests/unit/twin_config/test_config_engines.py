@@ -1,0 +1,84 @@
+"""Keys of engine kinds and engine options: their own defaults, their limits, and what has no effect."""
+
+from __future__ import annotations
+
+import pytest
+
+from policies.errors import ConfigError
+from twin.cluster import build_groups
+from twin.config_lists import accept_rates, graph_sizes
+from twin.config_read import load
+from twin.engine.settings import Speculation
+from twin.engine.trtllm import TrtllmSettings
+
+
+def test_trtllm_has_blocks_of_32_unless_told_otherwise() -> None:
+    assert load(sets=["workers.engine=trtllm"]).workers[0].engine.block_size == 32
+    assert load(sets=["workers.engine=TRTLLM", "workers.engine.block_size=64"]).workers[0].engine.block_size == 64
+    assert load().workers[0].engine.block_size == 16
+
+
+def test_trtllm_settings_reach_the_engine() -> None:
+    config = load(sets=["workers.engine=trtllm", "workers.engine.capacity_policy=max-utilization"])
+    settings = build_groups(config)[0].settings
+    assert isinstance(settings, TrtllmSettings)
+    assert settings.capacity_policy == "max_utilization"
+    assert settings.preemption == "lifo"
+
+
+def test_a_pool_from_memory_is_dealt_out_to_the_ranks() -> None:
+    one, two = (build_groups(load(sets=[f"workers.dp={dp}", "workers.tp=2"]))[0].settings for dp in (1, 2))
+    assert (one.ranks, two.ranks) == (1, 2)
+    assert two.blocks == pytest.approx(one.blocks, rel=0.01)
+
+
+def test_drafts_are_padded_with_chance_0_and_cut_to_their_number() -> None:
+    for nextn, rates in ((1, (0.85,)), (2, (0.85, 0.3)), (4, (0.85, 0.3, 0.0, 0.0))):
+        settings = build_groups(load(sets=[f"workers.engine.nextn={nextn}", "seed=5"]))[0].settings
+        assert settings.speculation == Speculation(accept_rates=rates, seed=5)
+
+
+@pytest.mark.parametrize(
+    ("sets", "words"),
+    [
+        (["workers.engine.capacity_policy=max_utilization"], "belongs to trtllm"),
+        (["workers.engine=trtllm", "workers.engine.preemption=fifo"], "preempts nobody"),
+        (["workers.engine=trtllm", "workers.engine.exclusive_prefill=true"], "beside decodes"),
+        (["workers.engine.accept_rates=0.5"], "no draft tokens"),
+        (["workers.engine.eager_factor=3"], "cuda_graph_sizes"),
+        (["workers.engine.prefill_schedule_interval=4"], "one rank"),
+        (["workers.engine.nextn=2", "workers.engine.exclusive_prefill=true"], "beside decodes"),
+        (["workers.engine.kv_blocks=100", "workers.latency=polynomial", "workers.pp=2"], "no hardware"),
+    ],
+)
+def test_an_option_without_a_part_to_play_is_refused(sets: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match="has no effect") as refusal:
+        load(sets=sets)
+    assert words in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("sets", "words"),
+    [
+        (["workers.engine.nextn=6"], "5 or less"),
+        (["workers.engine.nextn=2", "workers.engine.accept_rates=0.5,x"], "x must be a number from 0 to 1"),
+        (["workers.engine.nextn=2", "workers.engine.accept_rates=1.5"], "1.5 must be a number from 0 to 1"),
+        (["workers.engine.nextn=2", "workers.engine.accept_rates=nan"], "nan must be a number from 0 to 1"),
+        (["workers.engine.cuda_graph_sizes=1,,4"], "nothing must be a batch size"),
+        (["workers.engine.cuda_graph_sizes=8-4/2"], "8-4/2 must be a batch size"),
+        (["workers.engine.cuda_graph_sizes=0"], "0 must be a batch size"),
+        (["workers.engine.cuda_graph_sizes=8-64/0"], "8-64/0 must be a batch size"),
+    ],
+)
+def test_a_bad_value_is_refused_in_one_line(sets: list[str], words: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        load(sets=sets)
+    text = str(refusal.value)
+    assert words in text
+    assert text.startswith("--set: workers.pool.engine.") or "workers.engine" in text
+    assert "\n" not in text
+
+
+def test_lists_are_read_as_written() -> None:
+    assert accept_rates("1, 0.5,0", "here") == (1.0, 0.5, 0.0)
+    assert graph_sizes("1,2,4, 8-32/8,32", "here") == (1, 2, 4, 8, 16, 24, 32)
