@@ -19,6 +19,7 @@ from twin.engine.build import build_engine
 from twin.engine.plan import Outcome, StepPlan
 from twin.engine.sequence import Phase, Sequence
 from twin.engine.settings import EngineSettings, Speculation
+from twin.engine.ticks import instant
 from twin.perf.polynomial import PolynomialLatency
 
 BLOCK, BLOCKS = 4, 12
@@ -70,7 +71,7 @@ class EngineMachine(RuleBasedStateMachine):
         seq = self.sequence(isl, 1 if prefill else osl, family, Leg.PREFILL if prefill else Leg.AGG)
         plan = self.plan
         if plan is not None:
-            self.now_s = max(self.now_s, plan.start_s + at * (plan.end_s - plan.start_s))
+            self.go_to(plan, at)
         if self.engine.submit(seq) is not None:
             return
         self.open.append(seq)
@@ -90,7 +91,7 @@ class EngineMachine(RuleBasedStateMachine):
     def look(self, at: float) -> None:
         """Somebody looks at the caches in the middle of a leap."""
         assert self.plan is not None
-        self.now_s = max(self.now_s, self.plan.start_s + at * (self.plan.end_s - self.plan.start_s))
+        self.go_to(self.plan, at)
         running, waiting, active, _ = self.engine.load(self.plan, self.now_s)
         assert running + waiting <= len(self.open)
         assert 0 <= active <= BLOCKS * self.settings.ranks
@@ -135,6 +136,10 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine.release(self.held.pop(who % len(self.held)))
 
     # ---- what must hold
+
+    def go_to(self, plan: StepPlan, share: float) -> None:
+        """The clock moves to an instant within the planned step, never back."""
+        self.now_s = max(self.now_s, min(plan.end_s, instant(plan.start_s + share * (plan.end_s - plan.start_s))))
 
     def finish(self) -> None:
         if self.plan is None:
