@@ -17,13 +17,16 @@ from reports import metrics
 from reports.columns import I64, Columns
 from reports.files import whole_file
 from reports.gaps import GAP_COLUMNS
+from reports.groups import gpu_seconds, group_figures, span_of
 from reports.metrics import distribution
 from reports.record import REPORT_JSON, STATUSES, RunRecord
 from reports.report import (
     Counts,
     Demand,
+    GroupMeta,
     Latencies,
     LatencyMeta,
+    PowerMeta,
     Report,
     RunMeta,
     Throughput,
@@ -31,10 +34,20 @@ from reports.report import (
     WorkerMeta,
 )
 from reports.sla import Sla
-from reports.verdict import Outcomes, judge
+from reports.verdict import Outcomes, good_requests, judge
 from reports.workers import worker_figures
 
-__all__ = ["LatencyMeta", "Report", "RunMeta", "TraceMeta", "WorkerMeta", "build_report", "outcomes_of"]
+__all__ = [
+    "GroupMeta",
+    "LatencyMeta",
+    "PowerMeta",
+    "Report",
+    "RunMeta",
+    "TraceMeta",
+    "WorkerMeta",
+    "build_report",
+    "outcomes_of",
+]
 
 
 def build_report(folder: Path, meta: RunMeta, sla: Sla | None = None) -> Report:
@@ -55,13 +68,16 @@ def _report(record: RunRecord, meta: RunMeta, sla: Sla | None) -> Report:
     makespan = metrics.makespan_s(requests.floats("arrival_s"), requests.floats("last_token_s"))
     itl = metrics.itl_s(lambda: record.steps.batches(GAP_COLUMNS))
     workers = worker_figures(record, outcomes.completed, meta, makespan)
+    span = span_of(requests)
+    gpu_s = gpu_seconds(meta.workers, span)
+    good = None if sla is None else good_requests(sla, outcomes)
     completed, output = outcomes.completed, requests.ints("output_tokens", null=0)
     return Report(
         meta=meta,
         demand=_demand(requests),
         counts=_counts(requests),
         makespan_s=makespan,
-        throughput=_throughput(int(completed.sum()), int(output[completed].sum()), makespan, meta.gpus),
+        throughput=_throughput(int(completed.sum()), int(output[completed].sum()), makespan, gpu_s),
         latency=_latencies(requests, outcomes, itl),
         tokens_per_s_per_user=distribution(metrics.tokens_per_s_per_user(outcomes.tpot_s[completed])),
         hit_rate=_hit_rate(requests, meta),
@@ -72,7 +88,9 @@ def _report(record: RunRecord, meta: RunMeta, sla: Sla | None) -> Report:
         busy_share=_mean([worker.busy_share for worker in workers]),
         fairness=metrics.jain_fairness(np.array([worker.requests for worker in workers], dtype=np.float64)),
         workers=workers,
-        sla=None if sla is None else judge(sla, outcomes, itl, makespan, meta.gpus),
+        groups=group_figures(record, meta, workers, span, good),
+        gpu_s=gpu_s,
+        sla=None if sla is None else judge(sla, outcomes, itl, makespan, gpu_s),
     )
 
 
@@ -133,13 +151,12 @@ def _reasons(requests: Columns) -> dict[str, int]:
     }
 
 
-def _throughput(completed: int, tokens: int, makespan: float | None, gpus: int) -> Throughput:
-    per_gpu = makespan * gpus if makespan else None
+def _throughput(completed: int, tokens: int, makespan: float | None, gpu_s: float | None) -> Throughput:
     return Throughput(
         requests_per_s=metrics.per_second(completed, makespan),
-        requests_per_s_per_gpu=metrics.per_second(completed, per_gpu),
+        requests_per_s_per_gpu=metrics.per_second(completed, gpu_s),
         output_tokens_per_s=metrics.per_second(tokens, makespan),
-        output_tokens_per_s_per_gpu=metrics.per_second(tokens, per_gpu),
+        output_tokens_per_s_per_gpu=metrics.per_second(tokens, gpu_s),
     )
 
 

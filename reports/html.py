@@ -21,7 +21,9 @@ from reports.slowest import slowest_tables
 from reports.svg import Chart, draw, pointer_json
 from reports.tables import (
     counts_line,
+    hours,
     interval_half,
+    kwh,
     latency_line,
     latency_rows,
     trace_line,
@@ -111,6 +113,7 @@ def _page(record: RunRecord, report: Report, complete: bool) -> dict[str, object
         "sla": None if report.sla is None else _sla(report.sla),
         "latency": _latency(report),
         "charts": page_charts(run_charts(record, report)),
+        "groups": _groups(report),
         "workers": _workers(report),
         "slowest": slowest_tables(record.requests, report),
         "caveats": list(_caveats(report, complete)),
@@ -199,6 +202,30 @@ def _latency_row(name: str, unit: str, sample: Distribution) -> list[str]:
     values = [sample.mean, interval_half(sample), sample.p50, sample.p90, sample.p95, sample.p99]
     values += [sample.min, sample.max, sample.std]
     return [f"{name}, {unit}", *(text.in_unit(value, unit) for value in values), text.count(sample.count)]
+
+
+def _groups(report: Report) -> dict[str, object]:
+    """What each worker group did and cost; columns that no group has a figure for are left out."""
+    groups = report.groups
+    rows = {
+        "workers": [text.count(group.workers) for group in groups],
+        "role": [group.role for group in groups],
+        "GPUs": [f"{text.count(group.gpus)} x {group.gpu}" for group in groups],
+        "requests": [text.count(group.requests) for group in groups],
+        "prompt tokens": [text.large(group.input_tokens) for group in groups],
+        "output tokens": [text.large(group.output_tokens) for group in groups],
+        "busy": [text.share(group.busy_share) for group in groups],
+        "GPU-hours held": [text.figures(hours(group.gpu_s)) for group in groups],
+        "output tokens/s per GPU": [text.figures(group.output_tokens_per_s_per_gpu) for group in groups],
+    }
+    if any(group.energy_j is not None for group in groups):
+        rows["kWh (estimate)"] = [text.figures(kwh(group.energy_j)) for group in groups]
+    if any(group.cost_usd is not None for group in groups):
+        rows["USD"] = [text.figures(group.cost_usd) for group in groups]
+    if any(group.good is not None for group in groups):
+        rows["goodput per GPU, requests/s"] = [text.figures(group.goodput_rps_per_gpu) for group in groups]
+    names = [group.group for group in groups]
+    return {"columns": ["", *rows], "rows": [list(cells) for cells in zip(names, *rows.values(), strict=True)]}
 
 
 def _workers(report: Report) -> dict[str, object]:

@@ -218,6 +218,13 @@ def goodput_rps(good: int, elapsed_s: float | None) -> float | None:
     return per_second(good, elapsed_s)
 
 
+def goodput_rps_per_gpu(good: int, gpu_s: float | None) -> float | None:
+    """Good requests / GPU-seconds held. A GPU is held from the order of its worker to its stop: starting and draining
+    count, and so do quiet spells.
+    """
+    return per_second(good, gpu_s)
+
+
 DEFINITIONS: dict[str, Callable[..., object]] = {
     "TTFT": ttft_s,
     "TPOT": tpot_s,
@@ -234,6 +241,7 @@ DEFINITIONS: dict[str, Callable[..., object]] = {
     "95 % interval": mean_ci95,
     "attainment": slo_attainment,
     "goodput": goodput_rps,
+    "goodput per GPU": goodput_rps_per_gpu,
 }
 """What a report shows, and the function whose docstring defines it."""
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from reports import text
 from reports.metrics import Distribution
 from reports.record import RunState
-from reports.report import LatencyMeta, Report
+from reports.report import GroupFigures, LatencyMeta, Report
 from reports.verdict import LimitResult
 
 if TYPE_CHECKING:
@@ -182,6 +182,36 @@ def _what_came_out(report: Report) -> Iterator[Fact]:
     shares = [worker.busy_share for worker in report.workers if worker.busy_share is not None]
     spread = f" ({text.share(min(shares))} to {text.share(max(shares))})" if len(shares) > 1 else ""
     yield "workers", f"busy {text.share(report.busy_share)}{spread}; fairness {text.figures(report.fairness)}", ""
+    if len(report.groups) > 1 or any(group.cost_usd is not None for group in report.groups):
+        for group in report.groups:
+            yield "group", group_line(group), ""
+
+
+def group_line(group: GroupFigures) -> str:
+    """What a worker group did and cost."""
+    parts = [
+        f"{group.group}: {text.counted(group.workers, group.role + ' worker')} on {group.gpus} x {group.gpu}",
+        f"{text.counted(group.requests, 'request')}, {text.large(group.output_tokens)} tokens out",
+        f"busy {text.share(group.busy_share)}",
+        f"{text.figures(hours(group.gpu_s))} GPU-hours held",
+    ]
+    if group.energy_j is not None:
+        parts.append(f"about {text.figures(kwh(group.energy_j))} kWh (estimate)")
+    if group.cost_usd is not None:
+        parts.append(f"{text.figures(group.cost_usd)} USD")
+    if group.good is not None:
+        parts.append(f"goodput {text.figures(group.goodput_rps_per_gpu)} requests/s per GPU held")
+    return "; ".join(parts)
+
+
+def hours(seconds: float | None) -> float | None:
+    """Seconds as hours."""
+    return None if seconds is None else seconds / 3600
+
+
+def kwh(joules: float | None) -> float | None:
+    """Joules as kilowatt-hours."""
+    return None if joules is None else joules / 3.6e6
 
 
 def _limits(report: Report) -> Iterator[Fact]:

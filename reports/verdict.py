@@ -12,7 +12,14 @@ from typing import Final, Literal
 import numpy as np
 
 from reports.columns import F64, Bools
-from reports.metrics import Distribution, goodput_rps, per_second, quantiles, slo_attainment, tokens_per_s_per_user
+from reports.metrics import (
+    Distribution,
+    goodput_rps,
+    goodput_rps_per_gpu,
+    quantiles,
+    slo_attainment,
+    tokens_per_s_per_user,
+)
 from reports.sla import Sla, Slo
 
 Verdict = Literal["met", "missed"]
@@ -75,8 +82,10 @@ class SlaResult:
     limits: tuple[LimitResult, ...]
 
 
-def judge(sla: Sla, outcomes: Outcomes, itl: Distribution, elapsed_s: float | None, gpus: int) -> SlaResult:
-    """Judge requests and run. `itl` is the run's pooled gaps: what a limit on itl means for the run."""
+def judge(sla: Sla, outcomes: Outcomes, itl: Distribution, elapsed_s: float | None, gpu_s: float | None) -> SlaResult:
+    """Judge requests and run. `itl` is the run's pooled gaps: what a limit on itl means for the run; `gpu_s` are the
+    GPU-seconds that it held.
+    """
     good = int(good_requests(sla, outcomes).sum())
     cancelled = int(outcomes.cancelled.sum())
     counted = len(outcomes.completed) - cancelled
@@ -93,7 +102,7 @@ def judge(sla: Sla, outcomes: Outcomes, itl: Distribution, elapsed_s: float | No
         cancelled=cancelled,
         attainment=attainment,
         goodput_rps=rate,
-        goodput_rps_per_gpu=None if rate is None else per_second(rate, float(gpus)),
+        goodput_rps_per_gpu=goodput_rps_per_gpu(good, gpu_s),
         limits=limits,
     )
 

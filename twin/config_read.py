@@ -260,6 +260,7 @@ def _check_together(config: Config) -> None:
                 "must be letters, digits, - and _, and not the name of a key"
             )
     _check_links(config)
+    _check_blocks(config)
     if trace.arrivals == "closed" and trace.concurrency is None:
         raise ConfigError(f"{origins['trace.arrivals']}: trace.arrivals = closed needs --concurrency N")
     if trace.rate_rps is not None and trace.speedup != 1 and trace.arrivals != "closed":
@@ -307,6 +308,19 @@ def _check_links(config: Config) -> None:
                     f"{toml_value(group.links.kv)}: there is no link {toml_value(name)}{nearest(name, sorted(known))}; "
                     f"there are {', '.join(sorted(known))}"
                 )
+
+
+def _check_blocks(config: Config) -> None:
+    """A router that compares blocks needs them of one size."""
+    first = config.workers[0]
+    for group in config.workers[1:]:
+        if config.router.mode == "kv" and group.engine.block_size != first.engine.block_size:
+            key = f"workers.{group.name}.engine.block_size"
+            raise ConfigError(
+                f"{config.origins[key]}: {key} = {group.engine.block_size}, and the router would hash prompts by the {first.engine.block_size} of "
+                f"{first.name}: kv routing would see no overlap; give all groups one block_size, or take another "
+                "router.mode"
+            )
 
 
 def _check_effect(config: Config) -> Config:

@@ -6,11 +6,12 @@ Words only: every figure in here comes from the configuration or from counters o
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 
 from policies.cluster.controller import Policy
-from reports.report import LatencyMeta, RunMeta, TraceMeta, WorkerMeta
+from reports.report import GroupMeta, LatencyMeta, PowerMeta, RunMeta, TraceMeta, WorkerMeta
 from traces.load import Trace
-from twin.cluster import Group
+from twin.cluster import Group, power_of, startup_of
 from twin.config import Config
 from twin.config_text import to_plain
 
@@ -57,6 +58,7 @@ def describe_run(
         router=router_line(config),
         latency=tuple(_latency_meta(group) for group in groups),
         workers=workers,
+        groups=tuple(_group_meta(group) for group in groups),
         gpus=sum(worker.gpus for worker in workers),
         hash_known=hash_known,
         seed=config.seed,
@@ -65,6 +67,17 @@ def describe_run(
         warnings=_warnings(config, trace, policy, hash_known=hash_known),
         config=to_plain(config),
         origins=dict(config.origins),
+    )
+
+
+def _group_meta(group: Group) -> GroupMeta:
+    power = power_of(group.config)
+    return GroupMeta(
+        name=group.config.name,
+        gpu=group.config.gpu,
+        role=group.config.role,
+        usd_per_hour=group.config.usd_per_hour,
+        power=None if power is None else PowerMeta(**asdict(power)),
     )
 
 
@@ -88,6 +101,9 @@ def cluster_line(group: Group) -> str:
     for name, degree in (("PP", config.pp), ("DP", config.dp), ("EP", config.ep)):
         if degree > 1:
             layout += f" {name} {degree}"
+    start = startup_of(config)
+    if start is not None:
+        engine += f" · {start.label()}"
     return (
         f"{config.name}: {config.count} x {config.role} · {config.engine.kind} · {config.model} "
         f"{config.weights.upper()} weights, {config.kv.upper()} KV · {config.gpu} {layout} · {engine}"

@@ -46,7 +46,7 @@ def outcomes(rows: list[tuple[str, float, float]]) -> Outcomes:
 
 @given(requests, limits)
 def test_attainment_is_a_share_and_counts_add_up(rows: list[tuple[str, float, float]], sla: str) -> None:
-    result = judge(parse_sla(sla), outcomes(rows), NO_GAPS, 10.0, 1)
+    result = judge(parse_sla(sla), outcomes(rows), NO_GAPS, 10.0, 10.0)
     assert 0 <= result.good <= result.counted <= len(rows)
     assert result.counted + result.cancelled == len(rows)
     assert result.attainment is None or 0.0 <= result.attainment <= 1.0
@@ -57,8 +57,8 @@ def test_attainment_is_a_share_and_counts_add_up(rows: list[tuple[str, float, fl
 
 @given(requests, limits, st.sampled_from(["rejected", "failed", "open"]))
 def test_another_unanswered_request_never_helps(rows: list[tuple[str, float, float]], sla: str, end: str) -> None:
-    before = judge(parse_sla(sla), outcomes(rows), NO_GAPS, 10.0, 1)
-    after = judge(parse_sla(sla), outcomes([*rows, (end, math.nan, math.nan)]), NO_GAPS, 10.0, 1)
+    before = judge(parse_sla(sla), outcomes(rows), NO_GAPS, 10.0, 10.0)
+    after = judge(parse_sla(sla), outcomes([*rows, (end, math.nan, math.nan)]), NO_GAPS, 10.0, 10.0)
     assert (after.attainment or 0.0) <= (before.attainment or 0.0)
     assert not (before.verdict == "missed" and after.verdict == "met")
 
@@ -66,7 +66,7 @@ def test_another_unanswered_request_never_helps(rows: list[tuple[str, float, flo
 @given(requests, st.floats(0.01, 20.0), st.floats(0.01, 20.0))
 def test_a_looser_limit_is_never_harder(rows: list[tuple[str, float, float]], one: float, other: float) -> None:
     tight, loose = (
-        judge(parse_sla(f"ttft={limit!r}s"), outcomes(rows), NO_GAPS, 10.0, 1) for limit in sorted((one, other))
+        judge(parse_sla(f"ttft={limit!r}s"), outcomes(rows), NO_GAPS, 10.0, 10.0) for limit in sorted((one, other))
     )
     assert tight.good <= loose.good
     assert not (tight.verdict == "met" and loose.verdict == "missed")

@@ -43,12 +43,18 @@ class OpenRequest:
     own: Branch | None = None
     before: Sequence | None = None
 
-    def leg(self, leg: Leg, tree: ContentTree, now_s: float) -> Sequence:
-        """A new sequence for one leg, dispatched now. Both legs of a request have one content."""
+    def leg(self, leg: Leg, tree: ContentTree, now_s: float, block_size: int | None = None) -> Sequence:
+        """A new sequence for one leg, dispatched now. Both legs of a request have one content.
+
+        `tree` is that of the worker, `block_size` that of `path` (None: the same).
+        """
+        block_size = tree.block_size if block_size is None else block_size
         row, path = self.row, self.path
         prompt = row.isl + self.carried
         own = self.own if self.own is not None else tree.private()
-        if path is None:
+        if path is not None and tree.block_size != block_size:
+            own, path = self._content_in(tree)
+        elif path is None:
             other = self.sequence or self.prefill
             if other is not None:
                 own, path = other.own, other.path
@@ -72,6 +78,14 @@ class OpenRequest:
         else:
             self.sequence = seq
         return seq
+
+    def _content_in(self, tree: ContentTree) -> tuple[Branch, BlockPath]:
+        """The same content cut into the blocks of another tree."""
+        path = tree.path(self.row.keys or (), self.row.isl)
+        own = tree.private(path.blocks, path.pieces[-1][0] if path.pieces else None)
+        blocks = (self.row.isl + self.carried) // tree.block_size
+        pieces = (*path.pieces, (own, blocks)) if blocks > path.blocks else path.pieces
+        return own, BlockPath(pieces, blocks)
 
     def interrupt(self, tree: ContentTree) -> None:
         """Its legs are gone with their worker: what the client has is prompt from here on."""

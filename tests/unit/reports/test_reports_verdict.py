@@ -27,7 +27,7 @@ def outcomes(*requests: tuple[str, float | None, float | None]) -> Outcomes:
 
 
 def judged(sla: str, *requests: tuple[str, float | None, float | None], itl: Distribution = ITL) -> SlaResult:
-    return judge(parse_sla(sla), outcomes(*requests), itl, 10.0, 2)
+    return judge(parse_sla(sla), outcomes(*requests), itl, 10.0, 20.0)
 
 
 def test_good_requests_complete_and_keep_every_limit() -> None:

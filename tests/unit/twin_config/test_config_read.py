@@ -426,7 +426,10 @@ def traces() -> st.SearchStrategy[TraceConfig]:
                 name=NAMES,
                 role=st.just("mixed"),
                 engine=tables(
-                    EngineConfig, accept_rates=st.just("0.5,0.25"), cuda_graph_sizes=st.none() | st.just("1,2")
+                    EngineConfig,
+                    block_size=st.just(16),  # one for all: the router may be kv
+                    accept_rates=st.just("0.5,0.25"),
+                    cuda_graph_sizes=st.none() | st.just("1,2"),
                 ),
                 latency=latencies(),
                 startup=tables(StartupConfig),
