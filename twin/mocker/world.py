@@ -561,8 +561,8 @@ class MockWorld:
 
 
 def _trees(workers: Sequence[WorkerSpec], key_tokens: int | None, *, one_size: bool) -> dict[int, ContentTree]:
-    """Prompt content by block size, that of the first worker first. `one_size`: a policy compares blocks of workers with
-    those of prompts, which means something only if they are equal.
+    """Prompt content by block size, that of the first worker first. `one_size`: a policy compares blocks of workers
+    with those of prompts, which means something only if they are equal.
     """
     trees: dict[int, ContentTree] = {}
     for spec in workers:
