@@ -26,6 +26,7 @@ from policies.cluster.events import (
     ENDS,
     Event,
     FirstToken,
+    PrefillDone,
     RequestArrived,
     RequestEvent,
     RequestFailed,
@@ -41,7 +42,7 @@ from policies.cluster.events import (
     WorkerReported,
     WorkerUp,
 )
-from policies.cluster.ids import RequestId, WorkerId
+from policies.cluster.ids import Leg, RequestId, WorkerId
 from policies.cluster.state import ClusterView
 from policies.errors import InvariantError
 
@@ -133,7 +134,9 @@ class Invariants:
         self._arrived = 0
         self._ended = 0
         self._open: set[RequestId] = set()
-        self._sent: dict[RequestId, WorkerId] = {}  # open dispatches
+        self._sent: dict[RequestId, WorkerId] = {}  # open dispatches to whoever answers
+        self._prefills: dict[RequestId, WorkerId] = {}  # open dispatches of prefill legs
+        self._computed: dict[RequestId, WorkerId] = {}  # whose prefill leg is or was where
         self._on: dict[WorkerId, set[RequestId]] = {}  # the same by worker; a key per worker that is not lost
         self._epochs: dict[WorkerId, int] = {}
         self._draining: set[WorkerId] = set()
@@ -209,10 +212,12 @@ class Invariants:
             self._on_interrupted(event)
         elif isinstance(event, RequestMigrated):
             self._on_migrated(event)
+        elif isinstance(event, PrefillDone):
+            self._on_prefilled(event)
         elif isinstance(event, FirstToken | TokensEmitted | RequestFinished):
-            sent = self._sent.get(request_id)
-            if event.worker_id != sent:
-                raise broken(SOURCE, f"{event!r}, sent to worker {sent}", self._story(request_id))
+            sent = (self._sent.get(request_id), self._computed.get(request_id))
+            if event.worker_id not in sent:
+                raise broken(SOURCE, f"{event!r}, sent to workers {sent}", self._story(request_id))
         if type(event) in ENDS:
             self._on_end(event)
 
@@ -220,10 +225,26 @@ class Invariants:
         request_id = event.request_id
         if request_id in self._interrupted:
             raise broken(LIFE, f"{event!r}, which is interrupted already", self._story(request_id))
-        sent = self._sent.pop(request_id, None)
-        if sent is not None:
-            self._on[sent].discard(request_id)
+        self._let_go(request_id)
         self._interrupted.add(request_id)
+
+    def _on_prefilled(self, event: PrefillDone) -> None:
+        """A prefill leg is over, or (of a request that was sent again whole) the prompt alone is."""
+        request_id = event.request_id
+        split = request_id in self._prefills
+        worker_id = self._prefills.pop(request_id) if split else self._sent.get(request_id)
+        if event.worker_id != worker_id:
+            raise broken(SOURCE, f"{event!r}, prompt sent to worker {worker_id}", self._story(request_id))
+        if split:
+            self._on[event.worker_id].discard(request_id)
+
+    def _let_go(self, request_id: RequestId) -> None:
+        """No worker has the request any more."""
+        for legs in (self._sent, self._prefills):
+            worker_id = legs.pop(request_id, None)
+            if worker_id is not None:
+                self._on[worker_id].discard(request_id)
+        self._computed.pop(request_id, None)
 
     def _on_migrated(self, event: RequestMigrated) -> None:
         request_id = event.request_id
@@ -248,9 +269,7 @@ class Invariants:
         self._ended += 1
         self._rejects.discard(request_id)
         self._cancels.discard(request_id)
-        worker_id = self._sent.pop(request_id, None)
-        if worker_id is not None:
-            self._on[worker_id].discard(request_id)
+        self._let_go(request_id)
 
     def _on_worker(self, event: WorkerEvent) -> None:
         worker_id = event.worker_id
@@ -275,7 +294,9 @@ class Invariants:
         self._drains.discard(worker_id)
         self._epochs.pop(worker_id, None)
         for request_id in self._on.pop(worker_id, ()):
-            del self._sent[request_id]
+            for legs in (self._sent, self._prefills):
+                if legs.get(request_id) == worker_id:
+                    del legs[request_id]
 
     # ------------------------------------------------------------ actions
 
@@ -331,9 +352,12 @@ class Invariants:
             raise broken(LIVE, f"{action!r}, and the worker is {state}", self._story(worker_id))
         if request_id not in self._open or request_id in self._rejects:
             raise broken(LIFE, f"{action!r}, which is not open or already refused", self._story(request_id))
-        if request_id in self._sent:
+        legs = self._prefills if action.leg is Leg.PREFILL else self._sent
+        if request_id in legs:
             raise broken(ANSWERED, f"{action!r}, and an earlier Dispatch is open", self._story(request_id))
-        self._sent[request_id] = worker_id
+        legs[request_id] = worker_id
+        if action.leg is Leg.PREFILL:
+            self._computed[request_id] = worker_id
         self._on[worker_id].add(request_id)
 
     def _story(self, key: RequestId | WorkerId) -> str:

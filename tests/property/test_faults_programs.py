@@ -1,0 +1,251 @@
+"""Random programs of arrivals, cancellations, losses, returns, drains, hangs and throttles over several workers.
+
+Whatever the program: every invariant holds at each event, each request ends exactly once, nothing leaks, no token is
+lost or made twice, and leaping changes nothing that anybody can see.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+from builders import router_settings
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulate import CacheWatcher, EventLog, RowsDemand, engine_settings, trace_row
+from test_engine_against_naive import KEY_TOKENS, traces
+from test_engine_trtllm_and_ranks import trtllm_settings
+
+from policies.cluster.actions import Action
+from policies.cluster.controller import Controller
+from policies.cluster.events import Event, RequestFinished, RequestMigrated, WorkerLost
+from policies.cluster.ids import RequestId, WorkerId
+from policies.cluster.invariants import Invariants
+from policies.cluster.state import ClusterView
+from policies.resilience.migration import Migration, MigrationSettings
+from policies.router.build import build
+from twin.engine.settings import EngineSettings
+from twin.engine.trtllm import TrtllmSettings
+from twin.mocker.clock import Order
+from twin.mocker.demand import Row
+from twin.mocker.sinks import MemorySinks
+from twin.mocker.world import MockWorld, Observation, WorkerSpec
+from twin.perf.fixed import FixedLatency
+from twin.perf.polynomial import PolynomialLatency
+from twin.perf.protocol import LatencyModel
+from twin.perf.slowed import Slowed
+
+EXAMPLES = settings(max_examples=10_000 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 300)
+FIXED = FixedLatency(prefill_s=0.005, prefill_s_per_token=0.001, decode_s=0.01)
+
+
+@dataclass(frozen=True)
+class Blow:
+    """Something that happens to a worker or a request; it is passed over where it cannot happen."""
+
+    at_ms: float
+    kind: str
+    target: int
+    delay_ms: float = 0.0
+
+    def act(self, world: MockWorld) -> None:
+        churn, worker_id = world.churn, WorkerId(self.target % len(world.specs))
+        worker = world.workers[worker_id]
+        busy_with_itself = worker.down or worker.hung or worker_id in churn.draining
+        match self.kind:
+            case "cancel":
+                churn.cancel(RequestId(str(self.target)))
+            case "kill" if not worker.down:
+                churn.lose(worker_id, "killed", self.delay_ms / 1e3)
+            case "restore" if worker.down:
+                churn.restore(worker_id)
+            case "drain" if not busy_with_itself:
+                churn.drain(worker_id, self.delay_ms / 1e3 if self.delay_ms else None)
+            case "hang" if not busy_with_itself:
+                churn.hang(worker)
+                world.call((self.at_ms + 20 + self.delay_ms) / 1e3, Order.FAULT, lambda: _go_on(world, worker_id))
+            case "slow" if not worker.down:
+                churn.pace(worker, Slowed(world.specs[worker_id].latency, 2.5))
+            case "usual" if not worker.down:
+                churn.pace(worker, world.specs[worker_id].latency)
+
+
+def _go_on(world: MockWorld, worker_id: WorkerId) -> None:
+    worker = world.workers[worker_id]
+    if worker.hung and not worker.down:
+        worker.resume()
+
+
+KINDS = ["cancel", "cancel", "kill", "restore", "restore", "drain", "hang", "slow", "usual"]
+
+
+@st.composite
+def blows(draw: st.DrawFn, ties: bool) -> list[Blow]:
+    """Up to ten, on the same grid of times as arrivals and step ends if `ties`; in the end everybody is back."""
+    step_ms = 5 if ties else 3.337
+    found = [
+        Blow(
+            draw(st.integers(0, 120)) * step_ms,
+            draw(st.sampled_from(KINDS)),
+            draw(st.integers(0, 11)),
+            draw(st.sampled_from([0.0, 0.0, 10.0, 45.0])),
+        )
+        for _ in range(draw(st.integers(1, 10)))
+    ]
+    return found
+
+
+@st.composite
+def engine_options(draw: st.DrawFn) -> dict:
+    chunked = draw(st.booleans())
+    exclusive = not chunked and draw(st.booleans())
+    return {
+        "block_size": draw(st.sampled_from([2, 4, 5])),
+        "blocks": draw(st.integers(12, 40)),
+        "max_num_seqs": draw(st.sampled_from([1, 2, 3, 8])),
+        "max_num_batched_tokens": 4096 if exclusive else draw(st.sampled_from([8, 16, 64, 4096])),
+        "prefix_caching": draw(st.booleans()),
+        "chunked_prefill": chunked,
+        "exclusive_prefill": exclusive,
+        "preemption": draw(st.sampled_from(["lifo", "fifo"])),
+    }
+
+
+class Watched(EventLog):
+    """Every invariant at every event, and tokens told of at the end of each request."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.invariants = Invariants()
+        self.finished: dict[RequestId, int] = {}
+
+    def note(self, event: Event, actions: Sequence[Action]) -> None:
+        super().note(event, actions)
+        self.invariants.observe(event, actions)
+        if isinstance(event, RequestFinished):
+            self.finished[event.request_id] = event.output_tokens
+
+
+class Caches(CacheWatcher):
+    """What is cached where, noted whenever a request is sent, for the first time or again."""
+
+    subscribes: ClassVar[frozenset[type[Event]]] = CacheWatcher.subscribes | {RequestMigrated, WorkerLost}
+
+    def decide(self, event: Event, view: ClusterView) -> Iterable[Action]:
+        if isinstance(event, WorkerLost):
+            self.held.pop(event.worker_id, None)
+            return ()
+        return super().decide(event, view)
+
+
+def perform(
+    rows: list[Row],
+    program: list[Blow],
+    engine: EngineSettings,
+    latency: LatencyModel,
+    mode: str,
+    *,
+    workers: int = 3,
+    limit: int = 2,
+    lag_s: float = 0.0,
+) -> tuple[MemorySinks, Watched, Caches]:
+    """Run a program to its end and check what must hold then."""
+    router = build(router_settings(mode, block_size=engine.block_size))
+    watched, sinks = Watched(), MemorySinks()
+    caches = Caches()
+    listens = [caches] if mode == "kv" else []
+    controller = Controller([*listens, router, Migration(MigrationSettings(limit=limit, max_seq_len=None))], watched)
+    world = MockWorld(
+        controller=controller,
+        workers=[
+            WorkerSpec(worker_id=WorkerId(i), name=f"w{i}", settings=engine, latency=latency) for i in range(workers)
+        ],
+        demand=RowsDemand(rows),
+        sinks=sinks,
+        router=mode,
+        key_tokens=KEY_TOKENS,
+        observe=Observation(kv_event_lag_s=lag_s),
+    )
+    for blow in program:
+        world.call(blow.at_ms / 1e3, Order.FAULT, lambda blow=blow: blow.act(world))  # type: ignore[misc]
+    world.run()
+    world.audit()
+    watched.invariants.finish()
+    watched.invariants.audit(controller.view)
+    _check(rows, sinks, watched, cuts=isinstance(engine, TrtllmSettings))
+    counters = router.counters() if hasattr(router, "counters") else {}
+    assert counters.get("open_bookings", 0) == 0
+    assert counters.get("unknown_free", 0) == 0
+    return sinks, watched, caches
+
+
+def _check(rows: list[Row], sinks: MemorySinks, watched: Watched, *, cuts: bool) -> None:
+    """Each request ended once, and what completed has all its tokens, unless the engine `cuts` what cannot fit."""
+    assert sinks.requests.keys() == {row.row for row in rows}
+    for row in rows:
+        record = sinks.requests[row.row]
+        status, first_s, last_s, outputs, migrations = record[6], record[12], record[13], record[14], record[17]
+        assert status in ("completed", "failed", "cancelled", "rejected")
+        assert isinstance(outputs, int)
+        assert isinstance(migrations, int)
+        assert migrations <= 2
+        if status == "completed":
+            assert outputs == watched.finished[RequestId(row.request_id)]
+            assert outputs == row.osl or (cuts and outputs < row.osl)
+        else:
+            assert outputs < row.osl or status == "failed"
+        assert (first_s is None) == (outputs == 0)
+        assert (last_s is None) == (outputs == 0)
+        if outputs:
+            assert row.arrival_s is not None
+            assert row.arrival_s <= first_s <= last_s  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("mode", ["round-robin", "least-loaded", "kv"])
+@EXAMPLES
+@given(traces(), engine_options(), blows(ties=True), st.sampled_from([0.0, 0.004]))
+def test_leaping_changes_nothing_under_faults_with_ties(
+    mode: str, rows: list[Row], options: dict, program: list[Blow], lag_s: float
+) -> None:
+    _same(rows, program, engine_settings(**options), FIXED, mode, lag_s)
+
+
+@EXAMPLES
+@given(traces(), engine_options(), blows(ties=False), st.sampled_from(["power-of-two", "kv"]))
+def test_leaping_changes_nothing_under_faults_where_context_costs(
+    rows: list[Row], options: dict, program: list[Blow], mode: str
+) -> None:
+    latency = PolynomialLatency(options["blocks"] * options["block_size"])
+    _same(rows, program, engine_settings(**options), latency, mode, 0.0)
+
+
+@given(traces(), engine_options(), blows(ties=True), st.sampled_from(["guaranteed_no_evict", "max_utilization"]))
+def test_leaping_changes_nothing_under_faults_of_trtllm(
+    rows: list[Row], options: dict, program: list[Blow], policy: str
+) -> None:
+    _same(rows, program, trtllm_settings(options, policy), FIXED, "kv", 0.0)
+
+
+def _same(
+    rows: list[Row], program: list[Blow], engine: EngineSettings, latency: LatencyModel, mode: str, lag_s: float
+) -> None:
+    leaping, told, known = perform(rows, program, engine, latency, mode, lag_s=lag_s)
+    stepping, literally, known_then = perform(rows, program, replace(engine, leap=False), latency, mode, lag_s=lag_s)
+    assert leaping.requests == stepping.requests
+    assert leaping.decisions == stepping.decisions
+    assert told.events == literally.events
+    assert known.notes == known_then.notes
+
+
+def test_a_thousand_cancellations_under_load_leave_nothing_behind() -> None:
+    """B8: gauges, bookings and blocks are zero at the end (the audits of `perform`), and nobody is left waiting."""
+    rows = [trace_row(n, n * 0.004, 40 + n % 50, 5 + n % 40, [n % 7, *range(100, 120)]) for n in range(2000)]
+    program = [Blow(n * 8.0 + 4 + (n * 37) % 300, "cancel", 2 * n) for n in range(1000)]
+    engine = engine_settings(blocks=400, max_num_seqs=16)
+    sinks, _, _ = perform(rows, program, engine, FIXED, "kv", workers=4)
+    statuses = [record[6] for record in sinks.requests.values()]
+    assert statuses.count("cancelled") > 900
+    assert statuses.count("cancelled") + statuses.count("completed") == 2000
