@@ -19,28 +19,33 @@ class Drafts:
     A request has drafts once it has emitted a token and not lost its blocks since; with `in_prefill` always.
     """
 
-    __slots__ = ("_ready", "_room_tokens", "_speculation")
+    __slots__ = ("_drafts", "_in_prefill", "_rates", "_ready", "_room_tokens", "_seed")
 
     def __init__(self, speculation: Speculation, room_tokens: int) -> None:
-        self._speculation = speculation
+        self._rates = speculation.accept_rates
+        self._drafts = len(speculation.accept_rates)
+        self._seed = speculation.seed
+        self._in_prefill = speculation.in_prefill
         self._room_tokens = room_tokens
         self._ready: set[Sequence] = set()
 
     def ahead(self, seq: Sequence, want: int) -> int:
         """Tokens beyond its newest for which a request needs room if it computes `want` more: its largest burst."""
         length = seq.prompt + seq.outputs
-        if seq.computed + want < length or not self._has_drafts(seq):
+        if seq.computed + want < length or not (self._in_prefill or seq in self._ready):
             return 0
-        most = min(len(self._speculation.accept_rates), seq.outputs_limit - seq.outputs - 1, self._room_tokens - length)
-        return max(0, most)
+        most = self._drafts
+        for limit in (seq.outputs_limit - seq.outputs - 1, self._room_tokens - length):
+            if limit < most:
+                most = limit
+        return most if most > 0 else 0
 
     def burst(self, seq: Sequence) -> int:
         """Tokens that a request emits now: one, and as many drafts as hold one after the other."""
         made = 1
-        most = 1 + self.ahead(seq, 0)
-        for k, rate in enumerate(self._speculation.accept_rates[: most - 1]):
-            at = seq.outputs * _STRIDE + k
-            if rate < 1.0 and not (rate and draw(self._speculation.seed, "drafts", seq.request_id, at) < rate):
+        for k in range(self.ahead(seq, 0)):
+            rate, at = self._rates[k], seq.outputs * _STRIDE + k
+            if rate < 1.0 and not (rate and draw(self._seed, "drafts", seq.request_id, at) < rate):
                 break
             made += 1
         self._ready.add(seq)
@@ -49,6 +54,3 @@ class Drafts:
     def forget(self, seq: Sequence) -> None:
         """A request has lost its blocks."""
         self._ready.discard(seq)
-
-    def _has_drafts(self, seq: Sequence) -> bool:
-        return self._speculation.in_prefill or seq in self._ready
