@@ -19,7 +19,7 @@ from twin.mocker.world import WorkerSpec
 from twin.perf.build import build_latency
 from twin.perf.coldstart import Startup, startup
 from twin.perf.energy import Power, power
-from twin.perf.hardware import find_gpu
+from twin.perf.hardware import Gpu, find_gpu
 from twin.perf.kv_layout import kv_cache, plan_layout
 from twin.perf.layers import PaddedLatency, PipelinedLatency, RankLatency, VerifyLatency
 from twin.perf.layout import Layout
@@ -103,14 +103,19 @@ def power_of(group: WorkerGroup) -> Power | None:
 
 def placement_of(group: WorkerGroup) -> Placement:
     """The group's model on its GPUs. Raises ConfigError for names that are not known."""
-    hardware = group.latency.params.get("hardware")
     return Placement(
         model=find_model(group.model),
-        gpu=find_gpu(group.gpu, Path(str(hardware)) if hardware else None),
+        gpu=gpu_of(group),
         layout=Layout(tp=group.tp, pp=group.pp, dp=group.dp, ep=group.ep),
         weights=group.weights,
         kv=group.kv,
     )
+
+
+def gpu_of(group: WorkerGroup) -> Gpu:
+    """The group's GPU, from the user's own table where the latency model names one. Raises ConfigError."""
+    hardware = group.latency.params.get("hardware")
+    return find_gpu(group.gpu, Path(str(hardware)) if hardware else None)
 
 
 def _latency(group: WorkerGroup, settings: EngineSettings) -> LatencyModel:

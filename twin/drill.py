@@ -74,7 +74,7 @@ class Drill:
             lease_s=resilience.lease_ttl_s,
             inactivity_s=resilience.response_inactivity_s,
         )
-        self._faults = Faults(world, self.scenario, seed=self._config.seed, detection=detection)
+        self._faults = Faults(world, self.scenario, seed=self._config.seed, detection=detection, network=world.network)
         self._faults.start()
 
     def finish(self, world: MockWorld, folder: Path, report: Report, *, partial: bool) -> tuple[str, ...]:

@@ -19,7 +19,6 @@ from twin.config import Config
 from twin.mocker.clock import Clock
 from twin.mocker.handoff import HandoffPlan, HandoffRules, Mover, PrivateMover
 from twin.perf.decode_only import DecodeOnlyLatency
-from twin.perf.hardware import find_gpu
 from twin.perf.kv_layout import kv_cache, plan_layout
 from twin.perf.models import find_model
 
@@ -96,7 +95,7 @@ def _check_pair(source: Group, dest: Group) -> None:
 
 
 def _mover(config: Config, prefill: Sequence[Group], decode: Sequence[Group], clock: Clock) -> Mover:
-    """A private link for each transfer where a bandwidth is given, else the workers' shared NICs."""
+    """A private link for each transfer where a bandwidth is given, else the links of the run, which all share."""
     table = config.disaggregation
     if config.compat == PEER or table.bandwidth_gb_per_s is not None:
         bandwidth = None if table.bandwidth_gb_per_s is None else table.bandwidth_gb_per_s * GB
@@ -106,19 +105,9 @@ def _mover(config: Config, prefill: Sequence[Group], decode: Sequence[Group], cl
             bandwidth_bytes_per_s=bandwidth,
             setup_s=table.setup_s,
         )
-    from twin.mocker.movers import Endpoint, NicMover
+    from twin.mocker.movers import LinkMover
+    from twin.topology import build_topology
 
-    endpoints = [
-        Endpoint(
-            worker_id=spec.worker_id,
-            name=spec.name,
-            group=group.config.name,
-            ranks=group.config.tp,
-            nic_bytes_per_s=nic_bytes_per_s(group),
-        )
-        for group in (*prefill, *decode)
-        for spec in group.workers
-    ]
     layouts = {
         (source.config.name, dest.config.name): plan_layout(
             kv_cache(find_model(source.config.model), source.config.kv), source.config.tp, dest.config.tp
@@ -126,7 +115,8 @@ def _mover(config: Config, prefill: Sequence[Group], decode: Sequence[Group], cl
         for source in prefill
         for dest in decode
     }
-    return NicMover(clock, endpoints, layouts, setup_s=table.setup_s, bytes_per_token=table.kv_bytes_per_token)
+    topology = build_topology((*prefill, *decode), config.links)
+    return LinkMover(clock, topology, layouts, setup_s=table.setup_s, bytes_per_token=table.kv_bytes_per_token)
 
 
 def _bytes_per_token(config: Config, group: Group) -> int:
@@ -136,17 +126,6 @@ def _bytes_per_token(config: Config, group: Group) -> int:
     cache = kv_cache(find_model(group.config.model), group.config.kv)
     layout = plan_layout(cache, group.config.tp, group.config.tp)
     return -(-layout.wire_bytes(1_000_000) // 1_000_000)
-
-
-def nic_bytes_per_s(group: Group) -> float:
-    """NIC bandwidth of one GPU of a group; ConfigError where the GPU is known to have none."""
-    rate = find_gpu(group.config.gpu).nic_bytes_per_s
-    if rate is None:
-        raise ConfigError(
-            f"{group.config.gpu} has no network card in the hardware table: KV cannot leave {group.config.name}; set "
-            "disaggregation.bandwidth_gb_per_s"
-        )
-    return rate
 
 
 def build_legs(config: Config, settings: RouterSettings, plugins: dict[str, Maker]) -> Policy:

@@ -53,9 +53,10 @@ KINDS: Mapping[str, _Kind] = {
     "client_disconnect": _Kind(("row", "rate", "within_ms")),
     "link_slow": _Kind(("link", "factor", "for_ms", "until_ms"), ("link", "factor")),
     "link_down": _Kind(("link", "for_ms", "until_ms"), ("link",)),
+    "tcp_fallback": _Kind(("for_ms", "until_ms")),
 }
 LATER = (
-    *("engine_error", "start_fail", "start_slow", "partition", "tcp_fallback", "event_reorder", "event_dup"),
+    *("engine_error", "start_fail", "start_slow", "partition", "event_reorder", "event_dup"),
     *("index_restart", "router_restart", "frontend_restart", "discovery_down", "discovery_flap", "tier_down"),
     *("tier_corrupt", "tier_full", "metrics_blind", "clock_skew", "client_slow_reader", "load_surge"),
 )

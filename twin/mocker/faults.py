@@ -16,6 +16,7 @@ from policies.errors import CapabilityError, ConfigError
 from twin.engine.ticks import instant
 from twin.mocker.churn import Loss
 from twin.mocker.clock import Order
+from twin.mocker.links import ALL_LINKS
 from twin.mocker.worker import MockWorker
 from twin.perf.slowed import Slowed
 from twin.scenario import ANY, Fault, Occurrence, Scenario, chosen, occurrences
@@ -23,6 +24,9 @@ from twin.scenario import ANY, Fault, Occurrence, Scenario, chosen, occurrences
 if TYPE_CHECKING:
     from twin.mocker.links import Network
     from twin.mocker.world import MockWorld, WorkerSpec
+
+TCP_SHARE = 1 / 350
+"""Of what RDMA carries, when transfers fall back to TCP: vendors say 200 to 500 times slower."""
 
 _FAULT = int(Order.FAULT)
 
@@ -144,7 +148,7 @@ class Faults:
         """Do it; returns why not where there is nothing to do it to."""
         if fault.kind == "client_disconnect":
             return self._disconnect(fault, entry)
-        if fault.link is not None:
+        if fault.link is not None or fault.kind == "tcp_fallback":
             return self._slow_link(fault, occurrence, entry)
         worker = self._target(fault, occurrence)
         if worker is None:
@@ -281,12 +285,12 @@ class Faults:
         self._until(occurrence, entry, lambda: upset.over(id(entry)))
 
     def _slow_link(self, fault: Fault, occurrence: Occurrence, entry: Entry) -> str | None:
-        network, link = self._network, fault.link
-        assert link is not None
+        network, link = self._network, fault.link or ALL_LINKS
         if network is None:
             raise CapabilityError(f"{fault.where}: this run has no links; give it a topology, or leave the fault out")
         entry.target = link
-        network.slow(link, 0.0 if fault.kind == "link_down" else fault.factor)
+        factor = {"link_down": 0.0, "tcp_fallback": TCP_SHARE}.get(fault.kind, fault.factor)
+        network.slow(link, factor)
         self._until(occurrence, entry, lambda: network.slow(link, 1.0))
         return None
 

@@ -27,6 +27,7 @@ from twin.mocker.clock import Clock, Order
 from twin.mocker.worker import MockWorker
 
 if TYPE_CHECKING:
+    from twin.mocker.links import Network
     from twin.mocker.requests import OpenRequest
 
 _DECODE_POOL = 1 << 31  # commands of decode workers come behind those of prefill workers at one instant
@@ -50,7 +51,11 @@ class Move(Protocol):
 
 
 class Mover(Protocol):
-    """Moves KV from one worker to another and says when it is there (at once, if it takes no time)."""
+    """Moves KV from one worker to another and says when it is there (at once, if it takes no time). `network` are the
+    links that transfers share, None where each has its own."""
+
+    @property
+    def network(self) -> Network | None: ...
 
     def move(
         self, source: WorkerId, dest: WorkerId, tokens: int, blocks: int, on_done: Callable[[], None]
@@ -67,6 +72,7 @@ class PrivateMover:
         self._bytes_per_token = bytes_per_token
         self._bandwidth = bandwidth_bytes_per_s
         self._setup_s = setup_s
+        self.network: Network | None = None
 
     def move(
         self, source: WorkerId, dest: WorkerId, tokens: int, blocks: int, on_done: Callable[[], None]
@@ -198,6 +204,7 @@ class Handoffs:
         self._clock = clock
         self.rules = rules
         self._mover = mover
+        self.network = mover.network
         self._tree = tree
         self._post = post
         self._close = close
@@ -280,7 +287,7 @@ class Handoffs:
             return  # dropped in this very step
         assert source is not None
         if handoff.over:
-            self._release_source(handoff)
+            self._release_source(handoff, src)
             return
         again = handoff.held_s is not None
         handoff.held_s = now_s
@@ -311,7 +318,7 @@ class Handoffs:
         self._post(FirstToken(at_s=now_s, request_id=request.request_id, worker_id=source.worker_id))
         request.last_token_s = now_s
         request.outputs = request.row.osl
-        self._release_source(handoff)
+        self._release_source(handoff, handoff.src)
         self._give_up_room(handoff)
         self._close(request, "completed", None)
 
@@ -321,17 +328,19 @@ class Handoffs:
             self.leases_expired += 1
             handoff.expired = True
             handoff.state = State.SUBMITTED
-            self._do(handoff.source, lambda: self._release_source(handoff))
+            src = handoff.src
+            self._do(handoff.source, lambda: self._release_source(handoff, src))
 
-    def _release_source(self, handoff: Handoff) -> None:
-        src, source = handoff.src, handoff.source
-        if src is None or source is None:
-            return
-        self._by_src.pop(src, None)
-        handoff.src = None
+    def _release_source(self, handoff: Handoff, src: Sequence | None) -> None:
+        """The source's blocks are free; `src` is the sequence that was meant when this was decided."""
+        source = handoff.source
+        if src is None or source is None or self._by_src.pop(src, None) is None:
+            return  # done already
+        if handoff.src is src:
+            handoff.src = None
+            if handoff.lease is not None:
+                handoff.lease.cancel()
         handoff.released_s = self._clock.now
-        if handoff.lease is not None:
-            handoff.lease.cancel()
         source.engine.release(src)
         source.nudge()
 
@@ -418,7 +427,8 @@ class Handoffs:
         if dest.engine.activate(dst):
             side.refused = False
         dest.nudge()
-        self._do(handoff.source, lambda: self._release_source(handoff))
+        src = handoff.src
+        self._do(handoff.source, lambda: self._release_source(handoff, src))
         self._try_now(side)
 
     # ------------------------------------------------------------ ends
@@ -429,17 +439,18 @@ class Handoffs:
             handoff.move.cancel()
             handoff.move = None
         if handoff.src is not None:
-            self._do(handoff.source, lambda: self._drop_source(handoff))
+            src = handoff.src
+            self._do(handoff.source, lambda: self._drop_source(handoff, src))
         self._give_up_room(handoff)
 
-    def _drop_source(self, handoff: Handoff) -> None:
-        src, source = handoff.src, handoff.source
-        if src is None or source is None:
+    def _drop_source(self, handoff: Handoff, src: Sequence | None) -> None:
+        source = handoff.source
+        if src is None or source is None or self._by_src.pop(src, None) is None:
             return
-        self._by_src.pop(src, None)
-        handoff.src = None
-        if handoff.lease is not None:
-            handoff.lease.cancel()
+        if handoff.src is src:
+            handoff.src = None
+            if handoff.lease is not None:
+                handoff.lease.cancel()
         source.engine.cancel(src)
         source.nudge()
 

@@ -18,6 +18,9 @@ from twin.perf.links import Flow, Fluid, Link
 
 __all__ = ["Link", "Network", "Part", "Transfer"]
 
+ALL_LINKS = "all links"
+"""What `Network.slow` takes for every link of the run."""
+
 _TRANSFER_DONE = int(Order.TRANSFER_DONE)
 
 
@@ -138,6 +141,8 @@ class Network:
     def _named(self, link: str) -> list[str]:
         if link in self._fluid.lanes:
             return [link]
+        if link == ALL_LINKS:
+            return list(self._fluid.lanes)
         known = self._fluid.links
         lanes = [lane for name in known if name == link or name.startswith(f"{link}:") for lane in known[name].lanes()]
         if not lanes:

@@ -41,6 +41,7 @@ from twin.mocker.churn import Churn
 from twin.mocker.clock import Clock, Order
 from twin.mocker.demand import Demand, Row
 from twin.mocker.handoff import Handoff, HandoffPlan, Handoffs
+from twin.mocker.links import Network
 from twin.mocker.requests import OpenRequest
 from twin.mocker.sinks import Cells, Sinks
 from twin.mocker.worker import MockWorker
@@ -145,6 +146,11 @@ class MockWorld:
     def keyed(self) -> bool:
         """Whether any row that arrived had hash ids."""
         return self._has_keys and self._demand.keyed
+
+    @property
+    def network(self) -> Network | None:
+        """The links that hand-offs share; None in a run without them."""
+        return self.handoffs.network if self.handoffs is not None else None
 
     # ------------------------------------------------------------ running
 
