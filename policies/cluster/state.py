@@ -74,8 +74,8 @@ _set_report = _setter(WorkerView, "report")
 
 
 class RequestView(_ReadOnly):
-    """One open request: how it arrived, its state, the worker that answers it and the one that computes its prompt
-    where these are two (None before dispatch). `attempt` counts how often it was sent again, `failed_on` where it was
+    """One open request: how it arrived (the last time), its state, the worker that answers it and the one that
+    computes its prompt where these are two (None before dispatch). `attempt` counts how often it was sent again, `failed_on` where it was
     when its stream broke: worker and epoch.
     """
 
@@ -220,6 +220,7 @@ class Cluster(ClusterView):
             self._interrupt(request, event)
         elif isinstance(event, RequestMigrated):
             _set_attempt(request, event.attempt)
+            _set_arrived(request, event)
 
     def _interrupt(self, request: RequestView, event: RequestInterrupted) -> None:
         """Nobody has the request any more; who had it is remembered."""

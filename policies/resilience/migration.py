@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from policies.cluster.actions import Action, Fail, Migrate
-from policies.cluster.events import Event, RequestInterrupted
+from policies.cluster.events import Event, RequestArrived, RequestInterrupted, RequestMigrated
 from policies.cluster.ids import WorkerId
 from policies.cluster.state import ClusterView, RequestView
 from policies.errors import ConfigError
@@ -80,13 +80,18 @@ class Migration:
             return "worker_lost", f"{lost}; migration is off"
         if request.attempt >= limit:
             return "migration_limit", f"{lost}; sent again {request.attempt} times, the limit is {limit}"
-        seq_len = request.arrived.isl + event.emitted_tokens
+        seq_len = _prompt_tokens(request.arrived) + event.emitted_tokens
         if longest is not None and seq_len > longest:
             return "migration_max_seq_len", f"{lost}; {seq_len} tokens exceed migration_max_seq_len {longest}"
         return None
 
     def _count(self, what: str) -> None:
         self._counts[what] = self._counts.get(what, 0) + 1
+
+
+def _prompt_tokens(arrived: RequestArrived) -> int:
+    """The client's own prompt, without what was carried over before."""
+    return arrived.isl - (arrived.emitted_tokens if isinstance(arrived, RequestMigrated) else 0)
 
 
 def _still_failed(request: RequestView, view: ClusterView) -> tuple[WorkerId, ...]:

@@ -23,6 +23,8 @@ from policies.cluster.events import (
     PrefillDone,
     RequestArrived,
     RequestEvent,
+    RequestInterrupted,
+    RequestMigrated,
     RoomReserved,
     WorkerEvent,
     WorkerLost,
@@ -73,6 +75,8 @@ class Disaggregated:
     subscribes: ClassVar[frozenset[type[Event]]] = frozenset(
         {
             RequestArrived,
+            RequestMigrated,
+            RequestInterrupted,
             PrefillDone,
             RoomReserved,
             FirstToken,
@@ -93,7 +97,7 @@ class Disaggregated:
         decode.serve(Role.DECODE, Leg.DECODE)
         self.subscribes = (prefill.subscribes | decode.subscribes | _OWN) if _learns(prefill, decode) else _OWN  # type: ignore[misc]
         self._roles: dict[WorkerId, Role] = {}
-        self._prefilling: set[RequestId] = set()
+        self._prefilling: dict[RequestId, tuple[WorkerId, int]] = {}  # where, and how many prompt tokens
         self._decoding: set[RequestId] = set()
         self._prompt_tokens: dict[WorkerId, int] = {}
         self._local = 0
@@ -130,7 +134,7 @@ class Disaggregated:
         return self._send_prefill(event, view)
 
     def _prefilled(self, event: PrefillDone, view: ClusterView) -> Sequence[Action]:
-        self._leave_prefill(event.request_id, view)
+        self._leave_prefill(event.request_id)
         request = view.requests[event.request_id]
         if event.request_id in self._decoding:
             return ()
@@ -145,7 +149,7 @@ class Disaggregated:
     def _send_prefill(self, event: RequestArrived, view: ClusterView) -> Sequence[Action]:
         action = self._prefill.route(event, view)
         if isinstance(action, Dispatch):
-            self._prefilling.add(event.request_id)
+            self._prefilling[event.request_id] = (action.worker_id, event.isl)
             tokens = self._prompt_tokens
             tokens[action.worker_id] = tokens.get(action.worker_id, 0) + event.isl
         return (action,)
@@ -179,23 +183,27 @@ class Disaggregated:
 
     # ------------------------------------------------------------ what the legs must learn
 
-    def _leave_prefill(self, request_id: RequestId, view: ClusterView) -> None:
-        if request_id in self._prefilling:
-            self._prefilling.discard(request_id)
-            self._prefill.leg_over(request_id)
-            request = view.requests.get(request_id)
-            if request is not None and request.prefill_worker_id in self._prompt_tokens:
-                self._prompt_tokens[request.prefill_worker_id] -= request.arrived.isl
+    def _leave_prefill(self, request_id: RequestId) -> None:
+        """The prefill leg of a request is over, if it had one."""
+        sent = self._prefilling.pop(request_id, None)
+        if sent is None:
+            return
+        worker_id, tokens = sent
+        if worker_id in self._prompt_tokens:
+            self._prompt_tokens[worker_id] -= tokens
+        self._prefill.leg_over(request_id)
 
     def _request_event(self, event: RequestEvent, view: ClusterView) -> None:
-        ended = type(event) in ENDS
-        if ended and event.request_id in self._prefilling:
-            self._prefilling.discard(event.request_id)
-            self._prefill.decide(event, view)
-        if event.request_id in self._decoding:
-            self._decode.decide(event, view)
-            if ended:
-                self._decoding.discard(event.request_id)
+        request_id, ended = event.request_id, type(event) in ENDS
+        if ended or isinstance(event, RequestInterrupted):
+            self._leave_prefill(request_id)
+        if request_id in self._decoding:
+            if isinstance(event, RequestInterrupted):
+                self._decode.leg_over(request_id)
+            else:
+                self._decode.decide(event, view)
+            if ended or isinstance(event, RequestInterrupted):
+                self._decoding.discard(request_id)
 
     def _worker_event(self, event: WorkerEvent, view: ClusterView) -> None:
         if isinstance(event, WorkerUp):
@@ -208,7 +216,18 @@ class Disaggregated:
             self._prompt_tokens.pop(event.worker_id, None)
 
 
-_OWN: frozenset[type[Event]] = frozenset({RequestArrived, PrefillDone, RoomReserved, WorkerUp, WorkerLost, *ENDS})
+_OWN: frozenset[type[Event]] = frozenset(
+    {
+        RequestArrived,
+        RequestMigrated,
+        RequestInterrupted,
+        PrefillDone,
+        RoomReserved,
+        WorkerUp,
+        WorkerLost,
+        *ENDS,
+    }
+)
 
 
 def _learns(*routers: Router) -> bool:
