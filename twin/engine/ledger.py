@@ -49,7 +49,8 @@ class Ledger:
         return tokens
 
     def reserve(self, seq: Sequence) -> bool:
-        """Take room for a whole prompt that will come from elsewhere: cached blocks are reused, the rest is fresh.
+        """Take room for a whole prompt (and the outputs expected with it) that will come from elsewhere: cached blocks
+        are reused, the rest is fresh.
 
         Every complete prompt block may be reused, the last one too: the prompt's last token is computed elsewhere.
         """
@@ -57,7 +58,7 @@ class Ledger:
         match = NO_MATCH
         if self.caching and seq.path.blocks:
             match = pool.match(seq.path.pieces, seq.path.blocks)
-        blocks = -(-seq.prompt // self.block_size)
+        blocks = -(-(seq.prompt + seq.expected) // self.block_size)
         if blocks - match.blocks > pool.free + pool.inactive - match.inactive:
             return False
         self.start(seq, match)

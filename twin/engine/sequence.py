@@ -42,6 +42,7 @@ class Sequence:
         "cached_tokens",
         "computed",
         "dispatch_s",
+        "expected",
         "finish_reason",
         "first_token_s",
         "holds",
@@ -91,6 +92,7 @@ class Sequence:
         self.dispatch_s = dispatch_s
         self.leg = leg
         self.asked = 0
+        self.expected = 0  # outputs that will come with the prompt (made by its prefill worker)
         self.phase = Phase.WAITING
         self.outputs = 0
         self.computed = 0

@@ -197,7 +197,7 @@ class VllmEngine:
         """
         step = StepPlan(now_s)
         if self._has_newcomers():
-            if self.settings.exclusive_prefill and not self.activated:
+            if self.settings.exclusive_prefill and not self._has_arrived():
                 self._plan_exclusive(step)
             elif self._is_short():
                 return self._plan_literal(step)
@@ -216,6 +216,24 @@ class VllmEngine:
         if self._partial is not None or (self.waiting and not self._blocked):
             return True
         return bool(self.activated) and len(self.running) < self.settings.max_num_seqs
+
+    def _has_arrived(self) -> bool:
+        """Whether somebody whose prompt came from elsewhere is next to enter the batch."""
+        if self._holds_back is None:
+            return bool(self.activated)
+        seq = self._next_as_asked()
+        return seq is not None and seq.phase is Phase.ACTIVATED
+
+    def _next_as_asked(self) -> Sequence | None:
+        """Whose turn it is in the one queue; only those whose prompt has come while others wait for room."""
+        free = (seq for seq in self.waiting if seq.phase is Phase.ACTIVATED or not self._holds_back)
+        seq = next(free, None)
+        if seq is None or self.running or seq.phase is Phase.ACTIVATED:
+            return seq
+        if self._admissible(seq, self.settings.max_num_batched_tokens) is None:
+            # nothing runs that could make room for the head: whoever holds blocks already goes first
+            return next((other for other in self.waiting if other.phase is Phase.ACTIVATED), seq)
+        return seq
 
     def _is_short(self) -> bool:
         """Whether blocks or budget are too short to schedule the running requests as one."""
@@ -464,8 +482,7 @@ class VllmEngine:
     def _admit_as_asked(self, step: StepPlan, work: list[tuple[Sequence, PrefillChunk]], left: int) -> None:
         """One queue, strictly in order; while others wait for room only those whose prompt has come may leave it."""
         while len(self.running) < self.settings.max_num_seqs:
-            free = (seq for seq in self.waiting if seq.phase is Phase.ACTIVATED or not self._holds_back)
-            seq = next(free, None)
+            seq = self._next_as_asked()
             if seq is None:
                 return
             if seq.phase is Phase.ACTIVATED:
@@ -563,7 +580,7 @@ class VllmEngine:
             budget -= want
             i += 1
         work = list(scheduled.items())
-        if not step.preempted and (self.activated or not settings.exclusive_prefill):
+        if not step.preempted and (not settings.exclusive_prefill or self._has_arrived()):
             self._admit_all(step, work, budget)
         if not work and not step.preempted and not step.failed:
             raise EngineError(self._stuck())

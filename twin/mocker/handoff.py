@@ -235,6 +235,8 @@ class Handoffs:
         if settings.max_model_len is not None:
             seq.outputs_limit = min(seq.outputs_limit, max(settings.max_model_len - seq.prompt, 0))
         handoff.dest, handoff.dst = worker, seq
+        if self.rules.first_token == "prefill":
+            seq.expected = 1  # or those who have arrived could fill the pool, and none of them go on
         self._asked += 1
         seq.asked = handoff.asked = self._asked
         side = self._side(worker)
@@ -295,13 +297,13 @@ class Handoffs:
         handoff.state = State.RESERVED if reserved else State.HELD
         first = self.rules.first_token == "prefill" and not again
         if first:
-            request.first_token_s = now_s
-            if request.row.osl <= 1:
+            request.has_prefill_token(now_s)
+            if request.row.osl - request.carried <= 1:
                 self._answered(handoff, now_s)
                 return
         if not again:
             self._post(PrefillDone(at_s=now_s, request_id=request.request_id, worker_id=source.worker_id))
-        if first and not handoff.over:
+        if first and not handoff.over and not request.carried:
             self._post(FirstToken(at_s=now_s, request_id=request.request_id, worker_id=source.worker_id))
         if handoff.over:
             return
@@ -315,7 +317,8 @@ class Handoffs:
         """A one-token answer that the prefill worker gave: nothing is handed over."""
         request, source = handoff.request, handoff.source
         assert source is not None
-        self._post(FirstToken(at_s=now_s, request_id=request.request_id, worker_id=source.worker_id))
+        if not request.carried:
+            self._post(FirstToken(at_s=now_s, request_id=request.request_id, worker_id=source.worker_id))
         request.last_token_s = now_s
         request.outputs = request.row.osl
         self._release_source(handoff, handoff.src)

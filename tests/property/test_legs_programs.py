@@ -1,0 +1,212 @@
+"""Random programs of prefill and decode workers with tiny pools: nothing is used before it is there, nothing leaks.
+
+Every program runs with leaping on and off, with invariants watched at every event, and with stages of every hand-off in
+their order. Transfers take no time, some time, or share links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulate import RowsDemand, engine_settings, trace_row
+from test_engine_against_naive import KEY_TOKENS, traces
+
+from policies.cluster.actions import Action
+from policies.cluster.controller import Controller
+from policies.cluster.events import Event
+from policies.cluster.ids import Role, WorkerId
+from policies.cluster.invariants import Invariants
+from policies.router.build import build
+from policies.router.disaggregation import Disaggregated, DisaggregationSettings, leg_settings
+from policies.router.settings import RouterSettings
+from twin.config_read import load
+from twin.engine.settings import EngineSettings
+from twin.mocker.demand import Row
+from twin.mocker.handoff import HandoffPlan, HandoffRules, PrivateMover
+from twin.mocker.links import Network, Part
+from twin.mocker.requests import OpenRequest
+from twin.mocker.sinks import MemorySinks
+from twin.mocker.world import MockWorld, WorkerSpec
+from twin.perf.fixed import FixedLatency
+from twin.perf.links import Link
+
+LATENCY = FixedLatency(prefill_s=0.005, prefill_s_per_token=0.001, decode_s=0.01)
+
+
+@dataclass(frozen=True)
+class Program:
+    rows: tuple[Row, ...]
+    prefill: EngineSettings
+    decode: EngineSettings
+    workers: tuple[int, int]
+    rules: HandoffRules
+    router: str
+    order: str
+    move_s: float
+    shared: bool
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> Program:
+    block_size = draw(st.sampled_from([2, 4, 5]))
+    exclusive = draw(st.booleans())
+
+    def engine() -> EngineSettings:
+        return engine_settings(
+            block_size=block_size,
+            blocks=draw(st.integers(8, 40)),
+            max_num_seqs=draw(st.sampled_from([1, 2, 8])),
+            max_num_batched_tokens=4096 if exclusive else draw(st.sampled_from([8, 64, 4096])),
+            chunked_prefill=not exclusive,
+            exclusive_prefill=exclusive,
+            prefix_caching=draw(st.booleans()),
+        )
+
+    return Program(
+        rows=tuple(draw(traces())),
+        prefill=engine(),
+        decode=engine(),
+        workers=(draw(st.integers(1, 2)), draw(st.integers(1, 2))),
+        rules=HandoffRules(
+            first_token=draw(st.sampled_from(["decode", "prefill"])),
+            lease_s=draw(st.sampled_from([None, 0.03, 5.0])),
+            missing_only=draw(st.booleans()),
+            one_at_a_time=draw(st.booleans()),
+            block_size=block_size,
+        ),
+        router=draw(st.sampled_from(["round-robin", "kv", "least-loaded"])),
+        order=draw(st.sampled_from(["prefill_first", "decode_first"])),
+        move_s=draw(st.sampled_from([0.0, 0.001, 0.017])),
+        shared=draw(st.booleans()),
+    )
+
+
+class Watched:
+    """Every invariant at every event, the view and all pools with it."""
+
+    def __init__(self) -> None:
+        self.world: MockWorld | None = None
+        self.rules = Invariants()
+
+    def note(self, event: Event, actions: Sequence[Action]) -> None:
+        self.rules.observe(event, actions)
+        if self.world is not None:
+            self.rules.audit(self.world.controller.view)
+            for worker in self.world.workers.values():
+                worker.engine.audit()
+
+
+class OneLink:
+    """Every transfer over one link that all share."""
+
+    def __init__(self, clock: Any, bytes_per_s: float) -> None:
+        self.network = Network(clock, [Link(name="wire", bytes_per_s=bytes_per_s)])
+
+    def move(self, source: WorkerId, dest: WorkerId, tokens: int, blocks: int, on_done: Any) -> Any:
+        return self.network.start_all((Part(("wire",), max(tokens, 1)),), on_done=on_done)
+
+
+def carry_out(program: Program, *, leap: bool) -> tuple[MemorySinks, dict[int, OpenRequest]]:
+    base = load(None, {"TRACE": "x", "--router": program.router}).router
+    names = RouterSettings.__dataclass_fields__.keys() - {"seed", "block_size", "explain"}
+    values = {name: getattr(base, name) for name in names}
+    settings_ = RouterSettings(seed=1, block_size=program.rules.block_size, explain=False, **values)
+    prefill, decode = (build(leg) for leg in leg_settings(settings_))
+    policy = Disaggregated(
+        prefill,  # type: ignore[arg-type]
+        decode,  # type: ignore[arg-type]
+        DisaggregationSettings(order=program.order, conditional="off", busy_tokens=None),  # type: ignore[arg-type]
+    )
+
+    def mover(clock: Any) -> Any:
+        if program.shared and program.move_s:
+            return OneLink(clock, 20 / program.move_s)
+        return PrivateMover(clock, bytes_per_token=0, bandwidth_bytes_per_s=None, setup_s=program.move_s)
+
+    count, more = program.workers
+    specs = [
+        WorkerSpec(
+            worker_id=WorkerId(i),
+            name=f"w{i}",
+            settings=replace(program.prefill if i < count else program.decode, leap=leap),
+            latency=LATENCY,
+            role=Role.PREFILL if i < count else Role.DECODE,
+        )
+        for i in range(count + more)
+    ]
+    watched, sinks = Watched(), MemorySinks()
+    ended: dict[int, OpenRequest] = {}
+    world = MockWorld(
+        controller=Controller([policy], watched),
+        workers=specs,
+        demand=RowsDemand(program.rows),
+        sinks=sinks,
+        router=program.router,
+        key_tokens=KEY_TOKENS,
+        handoff=HandoffPlan(rules=program.rules, mover=mover),
+        on_end=lambda request, status: ended.update({request.row.row: request}),
+    )
+    watched.world = world
+    world.run()
+    world.audit()
+    watched.rules.finish()
+    return sinks, ended
+
+
+@settings(max_examples=300)
+@given(programs())
+def test_every_request_ends_once_and_stages_come_in_order(program: Program) -> None:
+    sinks, ended = carry_out(program, leap=True)
+    assert sorted(ended) == [row.row for row in program.rows]
+    for request in ended.values():
+        handoff = request.handoff
+        status = sinks.requests[request.row.row][6]
+        if handoff is None or status != "completed" or handoff.activated_s is None:
+            continue
+        assert handoff.held_s is not None
+        assert handoff.reserved_s is not None
+        assert handoff.released_s is not None
+        assert max(handoff.held_s, handoff.reserved_s) <= handoff.activated_s
+        assert handoff.held_s + program.move_s <= handoff.activated_s + 1e-9 or program.shared
+        seq = request.sequence
+        assert seq is not None
+        assert seq.admit_s is not None
+        assert handoff.activated_s <= seq.admit_s, "decoded before its KV was there"
+        assert handoff.activated_s <= handoff.released_s, "given back before it was fetched"
+        assert seq.outputs == request.row.osl
+
+
+@settings(max_examples=150)
+@given(programs())
+def test_leaping_changes_nothing_across_a_hand_off(program: Program) -> None:
+    leapt, a = carry_out(program, leap=True)
+    stepped, b = carry_out(program, leap=False)
+    assert leapt.requests == stepped.requests
+    assert leapt.decisions == stepped.decisions
+    for row, request in a.items():
+        one, other = request.handoff, b[row].handoff
+        if one is not None and other is not None:
+            for stage in ("held_s", "reserved_s", "activated_s", "released_s"):
+                assert getattr(one, stage) == getattr(other, stage)
+
+
+def test_a_prompt_that_no_decode_worker_can_hold_fails_after_its_prefill_and_leaks_nothing() -> None:
+    rules = HandoffRules(first_token="decode", lease_s=None, missing_only=False, one_at_a_time=False, block_size=4)
+    program = Program(
+        rows=(trace_row(0, 0.0, 100, 3, list(range(20))), trace_row(1, 0.0, 10, 3, [99, 98])),
+        prefill=engine_settings(block_size=4, blocks=60),
+        decode=engine_settings(block_size=4, blocks=10),
+        workers=(1, 1),
+        rules=rules,
+        router="round-robin",
+        order="prefill_first",
+        move_s=0.0,
+        shared=False,
+    )
+    sinks, _ = carry_out(program, leap=True)
+    assert [row[6] for _, row in sorted(sinks.requests.items())] == ["failed", "completed"]
+    assert "25 KV blocks" in str(sinks.requests[0][7])
