@@ -148,6 +148,11 @@ def _latency(group: WorkerGroup, settings: EngineSettings) -> LatencyModel:
 
 def _settings(group: WorkerGroup, seed: int, *, peer: bool, leap: bool) -> EngineSettings:
     engine = group.engine
+    if engine.kind == "sglang" and group.dp > 1:
+        raise CapabilityError(
+            f"workers.{group.name}.dp = {group.dp}: ranks are not available for sglang in this version; "
+            "vllm and trtllm have them"
+        )
     blocks = engine.kv_blocks
     if blocks is None:
         hardware = group.latency.params.get("hardware")  # the user's own GPUs count for memory too

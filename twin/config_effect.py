@@ -115,6 +115,10 @@ def _scheduler(group: WorkerGroup) -> Iterator[tuple[str, str]]:
         idle["prefill_schedule_interval"] = "exclusive_prefill starts prompts first anyway"
     if not engine.nextn:
         idle["accept_rates"] = "nextn = 0, so there are no draft tokens"
+    if engine.kind == "sglang":
+        idle["nextn"] = "the SGLang engine of this version has no draft tokens"
+    if engine.kind != "vllm" or group.dp > 1 or engine.nextn:
+        idle["host_blocks"] = "a host tier is there for vllm with one rank and without draft tokens"
     if engine.cuda_graph_sizes is None:
         idle["eager_factor"] = "without cuda_graph_sizes no step is eager"
     yield from ((name, why) for name, why in idle.items() if name in changed)

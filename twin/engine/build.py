@@ -44,6 +44,6 @@ def build_engine(
 def _kind(settings: EngineSettings) -> Callable[..., VllmEngine]:
     if isinstance(settings, TrtllmSettings):
         return TrtllmEngine if settings.speculation is None else SpeculativeTrtllmEngine
-    if settings.host is not None:
+    if settings.host is not None and settings.ranks == 1 and settings.speculation is None:
         return OffloadEngine
     return VllmEngine if settings.speculation is None else SpeculativeEngine

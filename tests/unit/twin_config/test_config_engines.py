@@ -49,6 +49,8 @@ def test_drafts_are_padded_with_chance_0_and_cut_to_their_number() -> None:
         (["workers.engine.prefill_schedule_interval=4"], "one rank"),
         (["workers.engine.nextn=2", "workers.engine.exclusive_prefill=true"], "beside decodes"),
         (["workers.engine.kv_blocks=100", "workers.latency=polynomial", "workers.pp=2"], "no hardware"),
+        (["workers.engine=trtllm", "workers.engine.host_blocks=100"], "one rank and without draft tokens"),
+        (["workers.engine.nextn=1", "workers.engine.host_blocks=100"], "one rank and without draft tokens"),
     ],
 )
 def test_an_option_without_a_part_to_play_is_refused(sets: list[str], words: str) -> None:
