@@ -19,7 +19,7 @@ from policies.cluster.events import (
     WorkerDraining,
     WorkerLost,
 )
-from policies.cluster.ids import RequestId, WorkerId
+from policies.cluster.ids import Leg, RequestId, WorkerId
 from twin.engine.sequence import Phase, Sequence
 from twin.engine.ticks import before, instant
 from twin.mocker.clock import Order
@@ -218,7 +218,8 @@ class Churn:
         now_s, request = self._world.clock.now, self._world.open[seq.request_id]
         assert request.last_token_s is not None
         self._world.note_gap(worker.worker_id, request.last_token_s, now_s)
-        self._world.post(PrefillDone(at_s=now_s, request_id=seq.request_id, worker_id=worker.worker_id))
+        if seq.leg is Leg.AGG:
+            self._world.post(PrefillDone(at_s=now_s, request_id=seq.request_id, worker_id=worker.worker_id))
 
     def on_end(self, request_id: RequestId, status: str) -> None:
         """A request has ended: the losses that it survived, or did not, learn how."""

@@ -42,6 +42,7 @@ class OpenRequest:
     readmissions: int = 0
     own: Branch | None = None
     before: Sequence | None = None
+    prefill_token: bool = False  # this attempt's first token came from the leg that computed the prompt
 
     def leg(self, leg: Leg, tree: ContentTree, now_s: float, block_size: int | None = None) -> Sequence:
         """A new sequence for one leg, dispatched now. Both legs of a request have one content.
@@ -87,6 +88,13 @@ class OpenRequest:
         pieces = (*path.pieces, (own, blocks)) if blocks > path.blocks else path.pieces
         return own, BlockPath(pieces, blocks)
 
+    def has_prefill_token(self, now_s: float) -> None:
+        """The client has a token that the leg made that computed the prompt."""
+        self.prefill_token = True
+        self.last_token_s = now_s
+        if self.first_token_s is None:
+            self.first_token_s = now_s
+
     def interrupt(self, tree: ContentTree) -> None:
         """Its legs are gone with their worker: what the client has is prompt from here on."""
         admitted = self.admitted
@@ -94,7 +102,7 @@ class OpenRequest:
             self.before = admitted if admitted.admit_s is not None else None
         self.first_token_s, self.last_token_s = self.first_s, self.last_s
         self.readmissions += self.sequence.readmissions if self.sequence is not None else 0
-        self.carried, self.outputs = self.made, None
+        self.carried, self.outputs, self.prefill_token = self.made, None, False
         self.sequence = self.prefill = self.handoff = None
         if self.path is None:
             return
@@ -133,5 +141,5 @@ class OpenRequest:
         """Tokens that the client has."""
         if self.outputs is not None:
             return self.outputs
-        made = self.carried + (self.sequence.outputs if self.sequence is not None else 0)
-        return max(made, 1) if self.first_token_s is not None else made
+        made = self.sequence.outputs if self.sequence is not None else 0
+        return self.carried + (max(made, 1) if self.prefill_token else made)
