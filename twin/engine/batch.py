@@ -6,18 +6,22 @@ members that need a new block at steps congruent to i; a heap knows who finishes
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from twin.engine.sequence import Phase, Sequence
 
 
 class DecodeBatch:
-    """`size` members whose lengths sum to `ctx_tokens`, at step `step` of the engine's decode counter."""
+    """`size` members whose lengths sum to `ctx_tokens`, at step `step` of the engine's decode counter.
 
-    __slots__ = ("_finish", "_ring", "block_size", "ctx_tokens", "size", "step")
+    A step needs room for all tokens known before it, or with `newest_has_slot` for the one that it makes as well.
+    """
 
-    def __init__(self, block_size: int) -> None:
+    __slots__ = ("_finish", "_ring", "_without_kv", "block_size", "ctx_tokens", "size", "step")
+
+    def __init__(self, block_size: int, *, newest_has_slot: bool = False) -> None:
         self.block_size = block_size
+        self._without_kv = 0 if newest_has_slot else 1  # tokens without KV
         self.size = 0
         self.ctx_tokens = 0
         self.step = 0
@@ -31,7 +35,7 @@ class DecodeBatch:
         seq.phase = Phase.DECODE
         seq.join_step = step
         seq.join_len = length
-        self._ring[(step + 1 - length) % self.block_size] += 1
+        self._ring[(step + self._without_kv - length) % self.block_size] += 1
         self.size += 1
         self.ctx_tokens += length
         heappush(self._finish, (step + seq.outputs_limit - seq.outputs, seq.order, seq))
@@ -44,11 +48,16 @@ class DecodeBatch:
         """Take a member out and write its state (outputs, computed, owned blocks) as of the current step."""
         length = seq.join_len + self.step - seq.join_step
         seq.outputs = length - seq.prompt
-        seq.computed = length - 1
-        seq.owned = -(-(length - 1) // self.block_size)
-        self._ring[(seq.join_step + 1 - seq.join_len) % self.block_size] -= 1
+        seq.computed = computed = length - self._without_kv
+        seq.owned = -(-computed // self.block_size)
+        self._ring[(seq.join_step + self._without_kv - seq.join_len) % self.block_size] -= 1
         self.size -= 1
         self.ctx_tokens -= length
+
+    def forget(self, seq: Sequence) -> None:
+        """A member that left before its end may join again: nobody waits for its end any more."""
+        self._finish = [entry for entry in self._finish if entry[2] is not seq]
+        heapify(self._finish)
 
     def next_finish(self) -> int:
         """Number of steps until the next member makes its last token. The batch must not be empty."""

@@ -8,6 +8,7 @@ from twin.engine.offload import OffloadEngine
 from twin.engine.protocol import Engine
 from twin.engine.ranks import RankedEngine
 from twin.engine.settings import EngineSettings
+from twin.engine.sglang import SglangEngine, SglangSettings
 from twin.engine.speculative import SpeculativeEngine, SpeculativeTrtllmEngine
 from twin.engine.steplog import Row
 from twin.engine.trtllm import TrtllmEngine, TrtllmSettings
@@ -25,6 +26,16 @@ def build_engine(
     leap_past_evictions: bool = True,
 ) -> Engine:
     """The engine of one worker, with `latency` for the steps of one rank; the keywords are those of `VllmEngine`."""
+
+    if isinstance(settings, SglangSettings):
+        return SglangEngine(
+            settings,
+            latency,
+            worker_id=worker_id,
+            record=record,
+            kv_events=kv_events,
+            leap_past_evictions=leap_past_evictions,
+        )
 
     def one(record: Callable[[Row], None] | None) -> VllmEngine:
         return _kind(settings)(

@@ -284,6 +284,16 @@ class RadixCache:
 
     # ------------------------------------------------------------ for reports and tests
 
+    @property
+    def private(self) -> int:
+        """Pages that are taken and not in the tree. Costs per node."""
+        in_use, todo = 0, [self.root]
+        while todo:
+            for child in todo.pop().children.values():
+                in_use += child.hi - child.lo if child.locks else 0
+                todo.append(child)
+        return self.active - in_use
+
     def clear(self) -> None:
         """Forget every page that nobody uses."""
         if self.inactive:

@@ -9,14 +9,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from twin.engine.batch import DecodeBatch
 from twin.engine.epoch import Epoch
 from twin.engine.plan import StepPlan
-from twin.engine.pool import BlockPool
 from twin.engine.sequence import Sequence
 
 Row = tuple[float | int | str, ...]
+
+
+class Counted(Protocol):
+    """A pool of KV blocks, as far as a row tells of it."""
+
+    capacity: int
+    free: int
+    inactive: int
 
 
 class StepLog:
@@ -55,22 +63,33 @@ class StepLog:
 
     # ------------------------------------------------------------ rows
 
-    def decode(self, step: StepPlan, epoch: Epoch, batch: DecodeBatch, pool: BlockPool, load: tuple[int, int]) -> None:
-        """Decode steps; the first one after a stall gets a row of its own, with its longer gaps beside it."""
+    def decode(
+        self,
+        step: StepPlan,
+        epoch: Epoch,
+        batch: DecodeBatch,
+        pool: Counted,
+        load: tuple[int, int],
+        firsts: int = 0,
+    ) -> None:
+        """Decode steps; the first one after a stall gets a row of its own, with its longer gaps beside it.
+
+        So does one in which `firsts` members make their first token, which ends no gap.
+        """
         if self._write is None or not step.steps:
             return
         start_s, steps, skip = step.start_s, step.steps, 0
-        if self.late or self.emitted_s != start_s:
+        if self.late or self.emitted_s != start_s or firsts:
             end_s = epoch.end_s(1)
             self._row(step, "step", start_s, end_s, 1, batch, pool, load, 0, (0.0, 0.0, 0.0))
-            self._longer(end_s, batch.size)
+            self._longer(end_s, batch.size - firsts)
             start_s, steps, skip = end_s, steps - 1, 1
             if not steps:
                 return
         kind = "leap" if steps > 1 else "step"
         self._row(step, kind, start_s, step.end_s, steps, batch, pool, load, batch.size, epoch.gaps(skip))
 
-    def mixed(self, step: StepPlan, batch: DecodeBatch, pool: BlockPool, load: tuple[int, int]) -> None:
+    def mixed(self, step: StepPlan, batch: DecodeBatch, pool: Counted, load: tuple[int, int]) -> None:
         """A step with prompt work; the standing batch emits too unless it stood still."""
         if self._write is None:
             return
@@ -83,7 +102,7 @@ class StepLog:
             gap_s = step.end_s - step.start_s
             self._row(step, "step", step.start_s, step.end_s, 1, batch, pool, load, batch.size, (gap_s, 0.0, 0.0))
 
-    def literal(self, step: StepPlan, batch: DecodeBatch, pool: BlockPool, load: tuple[int, int]) -> None:
+    def literal(self, step: StepPlan, batch: DecodeBatch, pool: Counted, load: tuple[int, int]) -> None:
         """A step scheduled request by request; its gaps come one by one through `gaps`."""
         if self._write is not None and (step.chunks or step.decodes or step.preempted):
             self._row(step, "step", step.start_s, step.end_s, 1, batch, pool, load, 0, (0.0, 0.0, 0.0))
@@ -108,7 +127,7 @@ class StepLog:
         end_s: float,
         steps: int,
         batch: DecodeBatch,
-        pool: BlockPool,
+        pool: Counted,
         load: tuple[int, int],
         gap_tokens: int,
         gaps: tuple[float, float, float],
