@@ -1,8 +1,9 @@
 """Ours and a compiled simulator on the same work, in turn, in one run: ratios of CPU seconds.
 
-Mooncake conversation slice, 16 workers, block 64 x 16384, polynomial latency, both routers, whole process on both sides
-(start, imports, reading, replay, report), no HTML, no per-request rows in the peer. Needs the shared data and the
-peer's interpreter (shared/bench/README.md; DYNATWIN_PEER_PYTHON). The goal is at most half; a fifth is what we aim at.
+Mooncake conversation slice, 16 workers (and 16 prefill + 16 decode), block 64 x 16384, polynomial latency, both
+routers, whole process on both sides (start, imports, reading, replay, report), no HTML, no per-request rows in the
+peer. Needs the shared data and the peer's interpreter (shared/bench/README.md; DYNATWIN_PEER_PYTHON). The goal is at
+most half; a fifth is what we aim at.
 
     python benchmarks/peer.py [--runs 5] [--workers 16]
 """
@@ -18,6 +19,24 @@ from pathlib import Path
 from measure import TWIN, Cost, alternate, median, peak, shared, show
 
 ROUTERS = {"round-robin": "round_robin", "kv": "kv_router"}
+LEGS = """
+compat = "dynamo-1.6.1"
+[disaggregation]
+kv_bytes_per_token = 0
+[router]
+mode = "kv"
+"""
+LEG = """
+[[workers]]
+name = "{role}"
+role = "{role}"
+count = {count}
+[workers.engine]
+block_size = 64
+kv_blocks = 16384
+[workers.latency]
+model = "polynomial"
+"""
 
 
 def main() -> None:
@@ -38,6 +57,15 @@ def main() -> None:
                 "peer": [sys.executable, str(runner), *peer.split()],
             }
             table[ours] = compare(alternate(commands, args.runs))
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "legs.toml"
+        config.write_text(LEGS + "".join(LEG.format(role=role, count=args.workers) for role in ("prefill", "decode")))
+        peer = f"--trace {trace} --prefill-workers {args.workers} --decode-workers {args.workers} --router kv_router"
+        commands = {
+            "ours": [*TWIN, *f"replay {trace} --config {config} --no-html --out {folder}/run --json".split()],
+            "peer": [sys.executable, str(runner), *f"{peer} --block-size 64 --blocks 16384".split()],
+        }
+        table["prefill and decode, kv"] = compare(alternate(commands, args.runs))
     show("peer", {"workers": args.workers, "trace": Path(trace).name, "routers": table, "goal": {"ratio": 0.5}})
 
 

@@ -11,14 +11,15 @@ from dataclasses import asdict
 from policies.cluster.controller import Policy
 from reports.report import GroupMeta, LatencyMeta, PowerMeta, RunMeta, TraceMeta, WorkerMeta
 from traces.load import Trace
-from twin.cluster import Group, power_of, startup_of
+from twin.cluster import PEER, Group, power_of, startup_of
 from twin.config import Config
 from twin.config_text import to_plain
+from twin.legs import is_destination_first
 
 NOT_MODELLED = (
     "network, tokeniser and HTTP time before and after the engine",
     "router and scheduler compute time",
-    "prefill/decode disaggregation, KV tiers below the GPU, engine errors, control-plane failures",
+    "disk and remote KV tiers, engine errors, control-plane failures",
     "the making of draft tokens, and CUDA-graph padding unless cuda_graph_sizes is given",
     "sampling: every request makes exactly the output length of its trace row",
 )
@@ -54,7 +55,10 @@ def describe_run(
     )
     return RunMeta(
         trace=_trace_meta(trace),
-        cluster=tuple(cluster_line(group) for group in groups),
+        cluster=(
+            *(cluster_line(group) for group in groups),
+            *([handoff_line(config)] if config.is_disaggregated else ()),
+        ),
         router=router_line(config),
         latency=tuple(_latency_meta(group) for group in groups),
         workers=workers,
@@ -108,6 +112,19 @@ def cluster_line(group: Group) -> str:
         f"{config.name}: {config.count} x {config.role} · {config.engine.kind} · {config.model} "
         f"{config.weights.upper()} weights, {config.kv.upper()} KV · {config.gpu} {layout} · {engine}"
     )
+
+
+def handoff_line(config: Config) -> str:
+    """How KV is handed over, for a person."""
+    table = config.disaggregation
+    order = "destination first" if is_destination_first(config) else "source first"
+    links = "the workers' NICs, shared"
+    if table.bandwidth_gb_per_s is not None:
+        links = f"private links of {table.bandwidth_gb_per_s:g} GB/s"
+    elif config.compat == PEER:
+        links = "no time"
+    lease = "" if config.compat == PEER else f", leases of {table.lease_s:g} s"
+    return f"hand-off: {order}, first token from the {table.first_token} worker, {links}{lease}"
 
 
 def router_line(config: Config) -> str:
