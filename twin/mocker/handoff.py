@@ -226,7 +226,9 @@ class Handoffs:
     def place_decode(self, handoff: Handoff, worker: MockWorker, seq: Sequence) -> str | None:
         """The decode leg asks a worker for room; returns the reason when it can never have it."""
         settings = worker.engine.settings
-        blocks = -(-seq.prompt // settings.block_size)
+        if self.rules.first_token == "prefill":
+            seq.expected = 1  # or those who have arrived could fill the pool, and none of them go on
+        blocks = -(-(seq.prompt + seq.expected) // settings.block_size)
         if blocks > settings.blocks:
             return (
                 f"prompt of {seq.prompt} tokens needs {blocks} KV blocks of {settings.block_size} on decode worker "
@@ -235,8 +237,6 @@ class Handoffs:
         if settings.max_model_len is not None:
             seq.outputs_limit = min(seq.outputs_limit, max(settings.max_model_len - seq.prompt, 0))
         handoff.dest, handoff.dst = worker, seq
-        if self.rules.first_token == "prefill":
-            seq.expected = 1  # or those who have arrived could fill the pool, and none of them go on
         self._asked += 1
         seq.asked = handoff.asked = self._asked
         side = self._side(worker)
