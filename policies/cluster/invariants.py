@@ -137,6 +137,7 @@ class Invariants:
         self._sent: dict[RequestId, WorkerId] = {}  # open dispatches to whoever answers
         self._prefills: dict[RequestId, WorkerId] = {}  # open dispatches of prefill legs
         self._computed: dict[RequestId, WorkerId] = {}  # whose prefill leg is or was where
+        self._split: set[RequestId] = set()  # sent leg by leg
         self._on: dict[WorkerId, set[RequestId]] = {}  # the same by worker; a key per worker that is not lost
         self._epochs: dict[WorkerId, int] = {}
         self._draining: set[WorkerId] = set()
@@ -245,6 +246,7 @@ class Invariants:
             if worker_id is not None:
                 self._on[worker_id].discard(request_id)
         self._computed.pop(request_id, None)
+        self._split.discard(request_id)
 
     def _on_migrated(self, event: RequestMigrated) -> None:
         request_id = event.request_id
@@ -256,8 +258,9 @@ class Invariants:
 
     def _on_end(self, event: RequestEvent) -> None:
         request_id = event.request_id
-        answer = RequestFailed if request_id in self._attempts else RequestRejected
-        if request_id in self._rejects and not isinstance(event, answer):
+        begun = request_id in self._attempts or request_id in self._split
+        answers = (RequestRejected, RequestFailed) if begun else (RequestRejected,)
+        if request_id in self._rejects and not isinstance(event, answers):
             raise broken(ANSWERED, f"{event!r} answers a Reject", self._story(request_id))
         if request_id in self._fails and not isinstance(event, RequestFailed):
             raise broken(ANSWERED, f"{event!r} answers a Fail", self._story(request_id))
@@ -305,7 +308,8 @@ class Invariants:
             case Dispatch():
                 self._on_dispatch(action)
             case Reject():
-                if action.request_id not in self._open or action.request_id in self._sent:
+                whole = action.request_id in self._sent and action.request_id not in self._split
+                if action.request_id not in self._open or whole:
                     raise broken(LIFE, f"{action!r}, which is not open or already sent", self._story(action.request_id))
                 if action.request_id in self._rejects:
                     raise broken(ANSWERED, f"{action!r}, twice", self._story(action.request_id))
@@ -356,6 +360,8 @@ class Invariants:
         if request_id in legs:
             raise broken(ANSWERED, f"{action!r}, and an earlier Dispatch is open", self._story(request_id))
         legs[request_id] = worker_id
+        if action.leg is not Leg.AGG:
+            self._split.add(request_id)
         if action.leg is Leg.PREFILL:
             self._computed[request_id] = worker_id
         self._on[worker_id].add(request_id)

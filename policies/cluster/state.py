@@ -74,9 +74,10 @@ _set_report = _setter(WorkerView, "report")
 
 
 class RequestView(_ReadOnly):
-    """One open request: how it arrived (the last time), its state, the worker that answers it and the one that
-    computes its prompt where these are two (None before dispatch). `attempt` counts how often it was sent again, `failed_on` where it was
-    when its stream broke: worker and epoch.
+    """One open request: how it arrived (the last time), its state, the worker that answers it and the one that computes
+    its prompt where these are two (None before dispatch).
+
+    `attempt` counts how often it was sent again, `failed_on` where it was when its stream broke: worker and epoch.
     """
 
     __slots__ = (

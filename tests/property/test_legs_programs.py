@@ -6,7 +6,7 @@ their order. Transfers take no time, some time, or share links.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,11 +20,13 @@ from policies.cluster.controller import Controller
 from policies.cluster.events import Event
 from policies.cluster.ids import Role, WorkerId
 from policies.cluster.invariants import Invariants
+from policies.resilience.migration import Migration, MigrationSettings
 from policies.router.build import build
 from policies.router.disaggregation import Disaggregated, DisaggregationSettings, leg_settings
 from policies.router.settings import RouterSettings
 from twin.config_read import load
 from twin.engine.settings import EngineSettings
+from twin.mocker.clock import Order
 from twin.mocker.demand import Row
 from twin.mocker.handoff import HandoffPlan, HandoffRules, PrivateMover
 from twin.mocker.links import Network, Part
@@ -110,7 +112,10 @@ class OneLink:
         return self.network.start_all((Part(("wire",), max(tokens, 1)),), on_done=on_done)
 
 
-def carry_out(program: Program, *, leap: bool) -> tuple[MemorySinks, dict[int, OpenRequest]]:
+def carry_out(
+    program: Program, *, leap: bool, acts: Sequence[tuple[float, Callable[[MockWorld], None]]] = ()
+) -> tuple[MemorySinks, dict[int, OpenRequest]]:
+    """Run a program; `acts` are things that happen to the world at instants (seconds), before all else then."""
     base = load(None, {"TRACE": "x", "--router": program.router}).router
     names = RouterSettings.__dataclass_fields__.keys() - {"seed", "block_size", "explain"}
     values = {name: getattr(base, name) for name in names}
@@ -141,7 +146,7 @@ def carry_out(program: Program, *, leap: bool) -> tuple[MemorySinks, dict[int, O
     watched, sinks = Watched(), MemorySinks()
     ended: dict[int, OpenRequest] = {}
     world = MockWorld(
-        controller=Controller([policy], watched),
+        controller=Controller([policy, Migration(MigrationSettings(limit=2, max_seq_len=None))], watched),
         workers=specs,
         demand=RowsDemand(program.rows),
         sinks=sinks,
@@ -151,6 +156,8 @@ def carry_out(program: Program, *, leap: bool) -> tuple[MemorySinks, dict[int, O
         on_end=lambda request, status: ended.update({request.row.row: request}),
     )
     watched.world = world
+    for at_s, act in acts:
+        world.call(at_s, Order.FAULT, lambda act=act: act(world))  # type: ignore[misc]
     world.run()
     world.audit()
     watched.rules.finish()

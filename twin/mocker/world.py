@@ -181,6 +181,10 @@ class MockWorld:
             raise InvariantError(
                 f"the controller knows {len(self.controller.view.requests)} open requests after the end"
             )
+        if self.network is not None:
+            self.network.audit()
+            if self.network.live:
+                raise InvariantError(f"{self.network.live} transfers are under way after the end of the run")
         for worker in self.workers.values():
             if worker.down:
                 continue
@@ -263,7 +267,7 @@ class MockWorld:
             case Dispatch():
                 self._dispatch(action)
             case Reject():
-                self.end(action.request_id, "rejected", f"{action.code}: {action.reason}")
+                self._refuse(self.open[action.request_id], f"{action.code}: {action.reason}")
             case Migrate():
                 self.churn.migrate(action)
             case Fail():
@@ -324,7 +328,7 @@ class MockWorld:
         return self.handoffs.place_decode(request.handoff, worker, seq)
 
     def _refuse(self, request: OpenRequest, reason: str) -> None:
-        """An engine can never run it: rejected, or failed when a leg of it has been computed already."""
+        """Nobody will run it: rejected, or failed when a leg of it has been computed already."""
         handoff = request.handoff
         status = "failed" if handoff is not None and handoff.held_s is not None else "rejected"
         if handoff is not None and self.handoffs is not None:

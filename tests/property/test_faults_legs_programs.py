@@ -1,0 +1,42 @@
+"""Random faults over prefill and decode workers: whatever dies, hangs or leaves in whatever stage of a hand-off, each
+request ends once, nothing leaks on whoever lives, no token is lost or made twice, and leaping changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import given, settings
+from test_faults_programs import Blow, blows
+from test_legs_programs import Program, carry_out, programs
+
+from twin.mocker.sinks import MemorySinks
+
+EXAMPLES = settings(max_examples=10_000 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 300)
+
+
+def _carry_out(program: Program, blown: list[Blow], *, leap: bool) -> MemorySinks:
+    acts = [(blow.at_ms / 1e3, blow.act) for blow in blown]
+    return carry_out(program, leap=leap, acts=acts)[0]
+
+
+@EXAMPLES
+@given(programs(), blows(ties=True))
+def test_faults_in_every_stage_of_a_hand_off(program: Program, blown: list[Blow]) -> None:
+    leaping = _carry_out(program, blown, leap=True)
+    assert leaping.requests.keys() == {row.row for row in program.rows}
+    for row in program.rows:
+        record = leaping.requests[row.row]
+        status, first_s, last_s, outputs, migrations = record[6], record[12], record[13], record[14], record[17]
+        assert (first_s is None) == (outputs == 0), record
+        assert (last_s is None) == (outputs == 0), record
+        assert isinstance(outputs, int)
+        assert isinstance(migrations, int)
+        assert migrations <= 2
+        if status == "completed":
+            assert outputs == row.osl
+        else:
+            assert outputs < row.osl or status == "failed"
+    stepping = _carry_out(program, blown, leap=False)
+    assert leaping.requests == stepping.requests
+    assert leaping.decisions == stepping.decisions
