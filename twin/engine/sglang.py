@@ -170,7 +170,9 @@ class SglangEngine:
     # ------------------------------------------------------------ hand-off
 
     def release(self, seq: Sequence) -> None:
-        """Source side: a held prompt has been fetched, or given up."""
+        """Source side: a held prompt has been fetched, or given up; only now others can find its last pages."""
+        self._settle_young()
+        self._publish(seq, seq.computed // self.settings.block_size, self._stamp())
         self._give_back(seq)
         seq.phase = Phase.DONE
 
@@ -193,7 +195,7 @@ class SglangEngine:
         return True
 
     def activate(self, seq: Sequence) -> bool:
-        """Destination side: the prompt is here; it runs with the next step, in the order of asking for room.
+        """Destination side: the prompt is here; it runs with the next step, in the order of arrival.
 
         Returns whether pages that are in the cache by now came back.
         """
@@ -202,11 +204,7 @@ class SglangEngine:
         free = self.pool.free
         self._publish(seq, seq.prompt // self.settings.block_size, self._stamp())
         seq.phase = Phase.ACTIVATED
-        queue = self.activated
-        at = len(queue)
-        while at and queue[at - 1].asked > seq.asked:
-            at -= 1
-        queue.insert(at, seq)
+        self.activated.append(seq)
         return self.pool.free > free
 
     def hold_back(self, hold: bool) -> None:
@@ -606,7 +604,8 @@ class SglangEngine:
                 self._log.gaps((seq.last_token_s,), end_s)
             seq.outputs += 1
             seq.last_token_s = end_s
-        self._publish(seq, seq.computed // size, self._stamp())
+        if left > 1 or seq.leg is not Leg.PREFILL:
+            self._publish(seq, seq.computed // size, self._stamp())
         if left > 1:
             self._join(seq, end_s)
         else:
