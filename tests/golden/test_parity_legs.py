@@ -32,8 +32,14 @@ RUNS = [
     "disagg2p2d_vllm_ties",
     "disagg1p1d_vllm_tight",
     "disagg1p1d_trtllm",
+    "disagg1p2d_sglang",
+    "disagg2p2d_sglang",
 ]
-DEFAULTS = {"vllm": PEER_DEFAULTS, "trtllm": {"block_size": 32, "num_gpu_blocks": 16384}}
+DEFAULTS = {
+    "vllm": PEER_DEFAULTS,
+    "trtllm": {"block_size": 32, "num_gpu_blocks": 16384},
+    "sglang": {"block_size": 1, "num_gpu_blocks": 16384},
+}
 
 
 def group(role: str, count: int, engine: dict[str, Any]) -> str:
@@ -133,7 +139,9 @@ def test_every_request_and_every_stamp_agrees(name: str, shared: Path, tmp_path:
     assert not off, f"{len(off)} of {len(rows)} rows differ, first: {next(iter(off.items()))}"
 
 
-@pytest.mark.parametrize("name", ["disagg2p2d_vllm_xfer", "disagg1p1d_vllm_tight", "disagg1p1d_trtllm"])
+@pytest.mark.parametrize(
+    "name", ["disagg2p2d_vllm_xfer", "disagg1p1d_vllm_tight", "disagg1p1d_trtllm", "disagg2p2d_sglang"]
+)
 @pytest.mark.parametrize("compat", ["dynamo-1.6.1", "none"])
 def test_leaping_changes_nothing(name: str, compat: str, shared: Path, tmp_path: Path) -> None:
     run, trace = load_run(shared, name)
