@@ -25,6 +25,20 @@ from twin.config import (
 NO_TIER = ("host_cache_hit_weight", "disk_cache_hit_weight", "shared_cache_multiplier")
 PREFILL_TERM = ("prefill_load_scale", "overlap_score_weight", "overlap_score_credit", "overlap_score_credit_decay")
 DECODE_TERM = ("decode_basis", "track_output_blocks")
+SGLANG_KEYS = (
+    "schedule_policy",
+    "chunked_prefill_size",
+    "max_prefill_tokens",
+    "schedule_conservativeness",
+    "clip_max_new_tokens",
+    "prefill_decode_interval",
+)
+SGLANG_HAS_OTHERS = {
+    "max_num_batched_tokens": "sglang has chunked_prefill_size and max_prefill_tokens instead",
+    "preemption": "sglang retracts the request with the fewest tokens made",
+    "chunked_prefill": "sglang always cuts prompts at chunked_prefill_size",
+    "exclusive_prefill": "with sglang prompts and decodes never share a step anyway",
+}
 PURE_TIME_MODELS = ("fixed", "polynomial")
 
 
@@ -107,6 +121,10 @@ def _scheduler(group: WorkerGroup) -> Iterator[tuple[str, str]]:
         }
     else:
         idle = {"capacity_policy": f"it belongs to trtllm, and {engine.kind} is asked for"}
+    if engine.kind == "sglang":
+        idle |= SGLANG_HAS_OTHERS
+    else:
+        idle |= dict.fromkeys(SGLANG_KEYS, f"it belongs to sglang, and {engine.kind} is asked for")
     if engine.nextn and engine.kind != "trtllm":
         idle["exclusive_prefill"] = "with speculative decoding prompts are computed beside decodes"
     if group.dp == 1:
@@ -126,17 +144,23 @@ def _scheduler(group: WorkerGroup) -> Iterator[tuple[str, str]]:
 
 def _links(config: Config) -> Iterator[tuple[str, str]]:
     """Links carry KV between workers; without prefill workers nothing moves."""
-    moves = any(group.role == "prefill" for group in config.workers)
+    why = ""
+    if not config.is_disaggregated:
+        why = "nothing in this run moves KV between workers"
+    elif config.disaggregation.bandwidth_gb_per_s is not None:
+        why = "disaggregation.bandwidth_gb_per_s gives every transfer a link of its own"
+    elif config.compat != "none":
+        why = f"compat {config.compat} gives every transfer a link of its own"
     used = {name for group in config.workers for name in group.links.kv.split("+")}
     for link in config.links:
-        if not moves:
-            yield f"links.{link.name}.name", "nothing in this run moves KV between workers"
+        if why:
+            yield f"links.{link.name}.name", why
         elif link.name not in used:
             yield f"links.{link.name}.name", "no group names it in its [workers.links]"
     for group in config.workers:
-        if not moves:
+        if why:
             for name in _changed(group.links, ("kv",)):
-                yield f"workers.{group.name}.links.{name}", "nothing in this run moves KV between workers"
+                yield f"workers.{group.name}.links.{name}", why
 
 
 def foreign_keys(latency: LatencyConfig) -> dict[str, str]:
