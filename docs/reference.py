@@ -75,7 +75,7 @@ limits = "ttft=200ms,itl=50ms@p95"
 * `trace.concurrency` implies `arrivals = "closed"`.
 * An unknown key is refused, with the nearest name and the table that has it. So is an option that changes nothing in
   the run at hand (a parameter of `kv` under `round-robin`, say); with `allow_no_effect` it is listed in the report.
-* What a later version will have (`kind = "sglang"`, `role = "prefill"`, `dp = 2`) is refused as not available.
+* What a later version will have (`mode = "device-aware-weighted"`) is refused as not available.
 """
 
 

@@ -14,6 +14,7 @@ from policies.errors import CapabilityError
 from twin.config import DISK_GB_PER_S, OBJECT_STORE_GB_PER_S, WARMUP_S, Config, WorkerGroup
 from twin.config_lists import accept_rates, graph_sizes
 from twin.engine.settings import EngineSettings, HostTierSettings, Speculation
+from twin.engine.sglang import SglangSettings
 from twin.engine.trtllm import TrtllmSettings
 from twin.mocker.world import WorkerSpec
 from twin.perf.build import build_latency
@@ -188,6 +189,19 @@ def _settings(group: WorkerGroup, seed: int, *, peer: bool, leap: bool) -> Engin
     }
     if engine.host_blocks is not None:
         sizes["host"] = _host_tier(group)
+    if engine.kind == "sglang":
+        return SglangSettings(
+            **sizes,
+            exclusive_prefill=False,
+            preemption="lifo",
+            schedule_policy=engine.schedule_policy,
+            chunked_prefill_size=engine.chunked_prefill_size,
+            max_prefill_tokens=engine.max_prefill_tokens,
+            schedule_conservativeness=engine.schedule_conservativeness,
+            clip_max_new_tokens=engine.clip_max_new_tokens,
+            prefill_decode_interval=engine.prefill_decode_interval,
+            free_recompute=peer,
+        )
     if engine.kind == "trtllm":
         return TrtllmSettings(
             **sizes, exclusive_prefill=False, preemption="lifo", capacity_policy=engine.capacity_policy

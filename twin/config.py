@@ -16,7 +16,9 @@ LARGEST = 2**31 - 1  # the largest count and length in the trace schema (int32)
 LARGEST_SEED = 2**63 - 1
 NO_ORIGINS: Mapping[str, str] = MappingProxyType({})
 NO_PARAMS: Mapping[str, float | str | bool] = MappingProxyType({})
-KIND_DEFAULTS: Mapping[str, Mapping[str, int]] = MappingProxyType({"trtllm": MappingProxyType({"block_size": 32})})
+KIND_DEFAULTS: Mapping[str, Mapping[str, int]] = MappingProxyType(
+    {"trtllm": MappingProxyType({"block_size": 32}), "sglang": MappingProxyType({"block_size": 1})}
+)
 """Defaults of an engine kind that differ from the table's."""
 
 
@@ -94,8 +96,8 @@ class TraceConfig:
 class EngineConfig:
     """`[workers.engine]`: sizes and switches of one engine."""
 
-    kind: str = _key("vllm", "whose scheduler", choices=("vllm", "trtllm"), later=("sglang",))
-    block_size: int = _key(16, "tokens in a KV block (trtllm: 32 if not given)", low=1, high=65_536)
+    kind: str = _key("vllm", "whose scheduler", choices=("vllm", "sglang", "trtllm"))
+    block_size: int = _key(16, "tokens in a KV block (if not given, trtllm 32, sglang 1)", low=1, high=65_536)
     kv_blocks: int | None = _key(
         None,
         "KV blocks of one worker; with dp > 1 of each rank",
@@ -117,6 +119,20 @@ class EngineConfig:
         "guaranteed_no_evict",
         "trtllm: admit who can surely finish, or who fits now",
         choices=("guaranteed_no_evict", "max_utilization"),
+    )
+    schedule_policy: str = _key(
+        "fifo", "sglang: who waits goes in by arrival, or longest cached prefix first", choices=("fifo", "lpm")
+    )
+    chunked_prefill_size: int = _key(8192, "sglang: prompt tokens in a step at most", low=1, high=LARGEST)
+    max_prefill_tokens: int = _key(16_384, "sglang: prompt tokens admitted in a step at most", low=1, high=LARGEST)
+    schedule_conservativeness: float = _key(
+        1.0, "sglang: weight of the outputs that running requests still make when others ask to enter", above=0
+    )
+    clip_max_new_tokens: int = _key(
+        4096, "sglang: outputs of one request that count for admission", low=1, high=LARGEST
+    )
+    prefill_decode_interval: int = _key(
+        0, "sglang: decode steps after a prefill step that admit nobody", low=0, high=LARGEST
     )
     prefill_schedule_interval: int = _key(
         1, "with dp > 1, steps between chances for new prompts of a rank that decodes", low=1, high=LARGEST

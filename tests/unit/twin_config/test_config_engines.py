@@ -9,6 +9,7 @@ from twin.cluster import build_groups
 from twin.config_lists import accept_rates, graph_sizes
 from twin.config_read import load
 from twin.engine.settings import Speculation
+from twin.engine.sglang import SglangSettings
 from twin.engine.trtllm import TrtllmSettings
 
 
@@ -16,6 +17,22 @@ def test_trtllm_has_blocks_of_32_unless_told_otherwise() -> None:
     assert load(sets=["workers.engine=trtllm"]).workers[0].engine.block_size == 32
     assert load(sets=["workers.engine=TRTLLM", "workers.engine.block_size=64"]).workers[0].engine.block_size == 64
     assert load().workers[0].engine.block_size == 16
+
+
+def test_sglang_has_pages_of_one_token_unless_told_otherwise() -> None:
+    assert load(sets=["workers.engine=sglang"]).workers[0].engine.block_size == 1
+    assert load(sets=["workers.engine=sglang", "workers.engine.block_size=16"]).workers[0].engine.block_size == 16
+
+
+def test_sglang_settings_reach_the_engine() -> None:
+    sets = ["schedule_policy=lpm", "chunked_prefill_size=512", "clip_max_new_tokens=7", "schedule_conservativeness=0.5"]
+    config = load(sets=["workers.engine=sglang", *[f"workers.engine.{pair}" for pair in sets]])
+    settings = build_groups(config)[0].settings
+    assert isinstance(settings, SglangSettings)
+    assert (settings.schedule_policy, settings.chunked_prefill_size, settings.clip_max_new_tokens) == ("lpm", 512, 7)
+    assert settings.schedule_conservativeness == 0.5
+    assert settings.blocks > 100_000  # a pool in tokens
+    assert not settings.free_recompute
 
 
 def test_trtllm_settings_reach_the_engine() -> None:
@@ -44,6 +61,11 @@ def test_drafts_are_padded_with_chance_0_and_cut_to_their_number() -> None:
         (["workers.engine.capacity_policy=max_utilization"], "belongs to trtllm"),
         (["workers.engine=trtllm", "workers.engine.preemption=fifo"], "preempts nobody"),
         (["workers.engine=trtllm", "workers.engine.exclusive_prefill=true"], "beside decodes"),
+        (["workers.engine.schedule_policy=lpm"], "belongs to sglang"),
+        (["workers.engine=trtllm", "workers.engine.chunked_prefill_size=512"], "belongs to sglang"),
+        (["workers.engine=sglang", "workers.engine.max_num_batched_tokens=512"], "chunked_prefill_size"),
+        (["workers.engine=sglang", "workers.engine.preemption=fifo"], "retracts"),
+        (["workers.engine=sglang", "workers.engine.nextn=1"], "no draft tokens"),
         (["workers.engine.accept_rates=0.5"], "no draft tokens"),
         (["workers.engine.eager_factor=3"], "cuda_graph_sizes"),
         (["workers.engine.prefill_schedule_interval=4"], "one rank"),

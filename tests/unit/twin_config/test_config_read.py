@@ -240,7 +240,6 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path, content: bytes | None, w
 @pytest.mark.parametrize(
     "setting",
     [
-        "workers.engine.kind=sglang",
         "router.mode=device_aware_weighted",
     ],
 )
