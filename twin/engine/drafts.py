@@ -7,6 +7,7 @@ batch it is in or of how often it was preempted.
 from __future__ import annotations
 
 from policies.cluster.draws import draw
+from policies.cluster.ids import Leg
 from twin.engine.sequence import Sequence
 from twin.engine.settings import Speculation
 
@@ -16,7 +17,8 @@ _STRIDE = 8  # draws set aside for each position, more than there can be drafts
 class Drafts:
     """The drafts of one engine whose pool holds `room_tokens`.
 
-    A request has drafts once it has emitted a token and not lost its blocks since; with `in_prefill` always.
+    A request has drafts once it has emitted a token and not lost its blocks since; with `in_prefill` always, unless
+    its prompt came from elsewhere: room was reserved for that alone.
     """
 
     __slots__ = ("_drafts", "_in_prefill", "_rates", "_ready", "_room_tokens", "_seed")
@@ -32,7 +34,7 @@ class Drafts:
     def ahead(self, seq: Sequence, want: int) -> int:
         """Tokens beyond its newest for which a request needs room if it computes `want` more: its largest burst."""
         length = seq.prompt + seq.outputs
-        if seq.computed + want < length or not (self._in_prefill or seq in self._ready):
+        if seq.computed + want < length or not (seq in self._ready or (self._in_prefill and seq.leg is not Leg.DECODE)):
             return 0
         most = self._drafts
         for limit in (seq.outputs_limit - seq.outputs - 1, self._room_tokens - length):

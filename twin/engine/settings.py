@@ -57,3 +57,8 @@ class EngineSettings:
     prefill_interval: int = 1
     speculation: Speculation | None = None
     host: HostTierSettings | None = None
+
+    @property
+    def longest_prompt_tokens(self) -> int:
+        """The longest prompt that the pool can hold and go on with."""
+        return self.blocks * self.block_size

@@ -15,7 +15,7 @@ from twin.engine.settings import EngineSettings
 from twin.engine.steplog import Row
 from twin.engine.trtllm import TrtllmEngine
 from twin.engine.vllm import VllmEngine
-from twin.perf.protocol import LatencyModel
+from twin.perf.protocol import LatencyModel, PrefillChunk
 
 
 class SpeculativeEngine(VllmEngine):
@@ -47,13 +47,16 @@ class SpeculativeEngine(VllmEngine):
     def plan(self, now_s: float) -> StepPlan | None:
         """Decide the next step, request by request."""
         step = StepPlan(now_s)
-        if self.running or self.activated:
+        if self.running:
             return self._plan_literal(step)
-        if not self.waiting:
-            return None
-        if self._holds_back or self._admissible(self.waiting[0], self.settings.max_num_batched_tokens) is None:
-            return self._plan_stuck(step)
-        return self._plan_literal(step)
+        work: list[tuple[Sequence, PrefillChunk]] = []
+        self._admit_all(step, work, self.settings.max_num_batched_tokens)
+        if not work:
+            return self._plan_stuck(step) if self.waiting else None
+        step.literal = True
+        self._price(step, work, 0, 0)
+        self._partial = None
+        return step
 
     def _emit(self, seq: Sequence) -> int:
         made = self._drafts.burst(seq)

@@ -27,6 +27,11 @@ class TrtllmSettings(EngineSettings):
 
     capacity_policy: str
 
+    @property
+    def longest_prompt_tokens(self) -> int:
+        """One token less than the pool: a prompt must leave room for an output."""
+        return self.blocks * self.block_size - 1
+
 
 class TrtllmEngine(VllmEngine):
     """One TensorRT-LLM replica; see `VllmEngine` for how it is driven."""
@@ -62,9 +67,8 @@ class TrtllmEngine(VllmEngine):
         return self._cut_to_pool(seq) is None and super().reserve(seq)
 
     def _cut_to_pool(self, seq: Sequence) -> str | None:
-        settings = self.settings
-        room_tokens = settings.blocks * settings.block_size
-        if seq.prompt >= room_tokens:
+        room_tokens = self.settings.blocks * self.settings.block_size
+        if seq.prompt > self.settings.longest_prompt_tokens:
             return f"prompt of {seq.prompt} tokens leaves no room for an output: the pool holds {room_tokens} tokens"
         seq.outputs_limit = min(seq.outputs_limit, room_tokens - seq.prompt)
         return None
@@ -75,9 +79,9 @@ class TrtllmEngine(VllmEngine):
             self._promises.grown(seq)
 
     def audit(self) -> None:
-        """Recount blocks, and what is promised beyond them. Between steps only."""
+        """Recount blocks, and what is promised beyond them."""
         super().audit()
-        self._promises.audit(self._owned)
+        self._promises.audit(self._owned, planned=self.batch.crossings(1))
 
     def _owned(self, seq: Sequence) -> int:
         """Blocks of a sequence; those of a decoding one follow from its length."""
@@ -100,8 +104,11 @@ class FullHitLedger(Ledger):
     def grown(self, seq: Sequence) -> None:
         """A sequence keeps its blocks and will take no more."""
 
-    def audit(self, owned: Callable[[Sequence], int]) -> None:
-        """Recount what is promised beyond what sequences have `owned`; raises InvariantError where it is off."""
+    def audit(self, owned: Callable[[Sequence], int], planned: int) -> None:
+        """Recount what is promised beyond what sequences have `owned`; raises InvariantError where it is off.
+
+        A step under way may have taken its `planned` blocks for the decode batch already.
+        """
 
 
 class NoEvictLedger(FullHitLedger):
@@ -148,10 +155,11 @@ class NoEvictLedger(FullHitLedger):
         self.committed -= self._finish[seq] - seq.owned
         self._finish[seq] = seq.owned
 
-    def audit(self, owned: Callable[[Sequence], int]) -> None:
+    def audit(self, owned: Callable[[Sequence], int], planned: int) -> None:
         active, capacity = self.pool.active, self.pool.capacity
         promised = sum(finish - owned(seq) for seq, finish in self._finish.items())
-        if self.committed != active + promised or not active <= self.committed <= capacity:
+        over = active + promised - self.committed
+        if not 0 <= over <= planned or not active <= self.committed <= capacity:
             raise InvariantError(
                 f"pool: {self.committed} of {capacity} blocks committed, but {active} are owned and {promised} promised"
             )

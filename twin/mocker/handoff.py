@@ -234,6 +234,11 @@ class Handoffs:
                 f"prompt of {seq.prompt} tokens needs {blocks} KV blocks of {settings.block_size} on decode worker "
                 f"{worker.up.name}, its pool has {settings.blocks}"
             )
+        if seq.prompt > settings.longest_prompt_tokens:
+            return (
+                f"prompt of {seq.prompt} tokens leaves no room for an output on decode worker {worker.up.name}, "
+                f"its pool holds {settings.blocks * settings.block_size} tokens"
+            )
         if settings.max_model_len is not None:
             seq.outputs_limit = min(seq.outputs_limit, max(settings.max_model_len - seq.prompt, 0))
         handoff.dest, handoff.dst = worker, seq
