@@ -330,6 +330,7 @@ class DisaggregationConfig:
         None, "a link of its own for every transfer, GB = 1e9 bytes", above=0, absent="the workers' NICs, shared"
     )
     setup_s: float = _key(0.0, "fixed cost of a transfer", low=0)
+    overlap: bool = _key(False, "decode-first: send KV layer by layer while the prompt is computed")
     lease_s: float = _key(60.0, "how long a prefill worker keeps blocks that nobody fetches", above=0)
 
 

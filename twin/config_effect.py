@@ -197,6 +197,11 @@ def _disaggregation(config: Config) -> Iterator[tuple[str, str]]:
         return
     if table.prefill_busy_tokens is not None and "load" not in table.conditional:
         yield "disaggregation.prefill_busy_tokens", f"conditional = {table.conditional} does not look at the load"
+    first = table.order == "decode-first" or (
+        table.order is None and {g.engine.kind for g in config.workers} == {"sglang"}
+    )
+    if table.overlap and not first:
+        yield "disaggregation.overlap", "prefill-first knows the destination only when the prompt is computed"
     if table.conditional != "off" and table.order == "decode-first":
         yield "disaggregation.conditional", "decode-first places every request on a decode worker before it is computed"
 

@@ -71,6 +71,7 @@ def handoff_plan(config: Config, groups: Sequence[Group]) -> HandoffPlan | None:
             missing_only=table.transfer == "missing",
             one_at_a_time=peer,
             block_size=decode[0].settings.block_size,
+            overlap_layers=find_model(decode[0].config.model).layers if table.overlap else None,
         ),
         mover=lambda clock: _mover(config, prefill, decode, clock),
         decode_kv_events=table.conditional != "off",

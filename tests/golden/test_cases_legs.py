@@ -69,3 +69,18 @@ def test_c17_a_lease_that_ends_costs_a_second_prefill(tmp_path: Path) -> None:
         table='first_token = "prefill"\nkv_bytes_per_token = 0\nbandwidth_gb_per_s = 50.0\nlease_s = 0.2',
     )
     assert done.ms("e2e_s") == [416, 832]
+
+
+def test_layers_that_were_sent_during_the_computation_are_not_sent_again(tmp_path: Path) -> None:
+    """C16 with room taken first: 50 ms of computing cover all of the transfer but set-up and the last layer of 80."""
+    done = split(
+        "c16_disagg.jsonl",
+        tmp_path / "run",
+        prefill={"prefill_s_per_token": 0.00005},
+        decode={},
+        table='order = "decode-first"\noverlap = true\nfirst_token = "prefill"\nkv_bytes_per_token = 131072\n'
+        "bandwidth_gb_per_s = 50.0\nsetup_s = 0.001",
+    )
+    assert done.ms("ttft_s") == [50]
+    last_layer_ms = 131072 * 1000 / 50e9 * 1e3 / 80
+    assert done.ms("e2e_s") == [pytest.approx(50 + 1 + last_layer_ms + 100, abs=0.001)]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
@@ -44,6 +44,17 @@ class State(Enum):
     RELEASED = "released"
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """KV of `tokens` tokens in `blocks` blocks from one worker to another; `share` of its bytes is still to be sent."""
+
+    source: WorkerId
+    dest: WorkerId
+    tokens: int
+    blocks: int
+    share: float = 1.0
+
+
 class Move(Protocol):
     """A transfer under way."""
 
@@ -57,9 +68,11 @@ class Mover(Protocol):
     @property
     def network(self) -> Network | None: ...
 
-    def move(
-        self, source: WorkerId, dest: WorkerId, tokens: int, blocks: int, on_done: Callable[[], None]
-    ) -> Move | None: ...
+    def move(self, load: Load, on_done: Callable[[], None]) -> Move | None: ...
+
+    def alone_s(self, load: Load) -> float:
+        """How long the load would take if it started now and nothing changed."""
+        ...
 
 
 class PrivateMover:
@@ -74,16 +87,17 @@ class PrivateMover:
         self._setup_s = setup_s
         self.network: Network | None = None
 
-    def move(
-        self, source: WorkerId, dest: WorkerId, tokens: int, blocks: int, on_done: Callable[[], None]
-    ) -> Move | None:
-        took_s = self._setup_s
-        if self._bandwidth is not None:
-            took_s += tokens * self._bytes_per_token / self._bandwidth
+    def move(self, load: Load, on_done: Callable[[], None]) -> Move | None:
+        took_s = self.alone_s(load)
         if took_s <= 0.0:
             on_done()
             return None
         return _Timed(self._clock, instant(self._clock.now + took_s), int(Order.TRANSFER_DONE), on_done)
+
+    def alone_s(self, load: Load) -> float:
+        if self._bandwidth is None:
+            return self._setup_s
+        return self._setup_s + load.share * load.tokens * self._bytes_per_token / self._bandwidth
 
 
 class _Timed:
@@ -108,9 +122,13 @@ class _Timed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandoffRules:
-    """`first_token`: which worker's token the client sees first. `lease_s`: how long a source holds blocks that nobody
+    """What holds for every hand-off of a run.
+
+    `first_token`: which worker's token the client sees first. `lease_s`: how long a source holds blocks that nobody
     fetches (None: for ever). `missing_only`: only blocks that the destination has not cached are sent. `one_at_a_time`:
     the reference's rules (one reservation per attempt; preempted requests stay out while others wait for room).
+    `overlap_layers`: KV is sent layer by layer, of so many, while the prompt is computed, where the destination has
+    room by then (None: when the prompt is complete).
     """
 
     first_token: str
@@ -118,6 +136,7 @@ class HandoffRules:
     missing_only: bool
     one_at_a_time: bool
     block_size: int
+    overlap_layers: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -411,9 +430,25 @@ class Handoffs:
         if self.rules.missing_only:
             blocks -= dst.published
             tokens = blocks * size
-        handoff.move = self._mover.move(
-            source.worker_id, dest.worker_id, tokens, blocks, lambda: self._on_moved(handoff)
-        )
+        load = Load(source.worker_id, dest.worker_id, tokens, blocks)
+        if self.rules.overlap_layers is not None:
+            load = replace(load, share=self._left_to_send(handoff, load, self.rules.overlap_layers))
+        handoff.move = self._mover.move(load, lambda: self._on_moved(handoff))
+
+    def _left_to_send(self, handoff: Handoff, load: Load, layers: int) -> float:
+        """Share of the KV that could not be sent layer by layer while the prompt was being computed.
+
+        The last layer is always left. Only a destination that had room before the end could take anything; what went
+        over its links meanwhile is taken at the pace that they have now.
+        """
+        src, held_s, reserved_s = handoff.src, handoff.held_s, handoff.reserved_s
+        if src is None or src.admit_s is None or held_s is None or reserved_s is None:
+            return 1.0
+        sending_s = held_s - max(src.admit_s, reserved_s)
+        alone_s = self._mover.alone_s(load)
+        if sending_s <= 0.0 or alone_s <= 0.0:
+            return 1.0
+        return max(1.0 / layers, 1.0 - sending_s / alone_s)
 
     def _on_moved(self, handoff: Handoff) -> None:
         handoff.move = None

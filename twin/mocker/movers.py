@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from policies.cluster.ids import WorkerId
 from twin.mocker.clock import Clock
+from twin.mocker.handoff import Load
 from twin.mocker.links import Network, Part, Transfer
 from twin.perf.kv_layout import KvLayout
 from twin.topology import Topology
@@ -34,24 +34,35 @@ class LinkMover:
         self._one_stands_for_all = topology.own_ranks and all(layout.even for layout in layouts.values())
         self.network = Network(clock, topology.links)
 
-    def move(
-        self, source: WorkerId, dest: WorkerId, tokens: int, blocks: int, on_done: Callable[[], None]
-    ) -> Transfer | None:
-        if not tokens:
+    def move(self, load: Load, on_done: Callable[[], None]) -> Transfer | None:
+        if not load.tokens:
             on_done()
             return None
+        return self.network.start_all(self._parts(load), setup_s=self._setup_s, on_done=on_done)
+
+    def alone_s(self, load: Load) -> float:
+        if not load.tokens:
+            return 0.0
+        estimate = self.network.estimate_s
+        return max(
+            estimate(part.links, part.bytes, setup_s=self._setup_s, descriptors=part.descriptors)
+            for part in self._parts(load)
+        )
+
+    def _parts(self, load: Load) -> list[Part]:
+        """The flows of a load: one for each pair of ranks."""
         ends = self._topology.endpoints
+        source, dest, tokens = load.source, load.dest, load.tokens
         layout = self._layouts[ends[source].group, ends[dest].group]
-        scale = 1.0
+        scale = load.share
         if self._bytes_per_token is not None:
-            scale = self._bytes_per_token * tokens / layout.wire_bytes(tokens)
+            scale *= self._bytes_per_token * tokens / layout.wire_bytes(tokens)
         pairs = layout.pairs[:1] if self._one_stands_for_all else layout.pairs
-        parts = [
+        return [
             Part(
                 self._topology.path(source, pair.prefill_rank, dest, pair.decode_rank),
                 round(layout.pair_bytes(pair, tokens) * scale),
-                layout.descriptors(blocks),
+                layout.descriptors(load.blocks),
             )
             for pair in pairs
         ]
-        return self.network.start_all(parts, setup_s=self._setup_s, on_done=on_done)
