@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 
 from policies.errors import ConfigError, InvariantError
 from twin.engine.ticks import instant
@@ -395,33 +395,54 @@ def _reached(touched: Iterable[Lane]) -> dict[int, Flow]:
 
 
 def _fair_rates(flows: Iterable[Flow]) -> list[tuple[Flow, float]]:
-    """Max-min fair rates by filling: the lane that has least for each of its flows fixes theirs, and so on."""
-    open_flows = {flow.seq: flow for flow in flows}
+    """Max-min fair rates by filling: the lane that has least for each of its flows fixes theirs, and so on.
+
+    A lane's share for those who are left never falls on the way, so a heap entry that is out of date is too low, and is
+    put back with the share of now when it comes up.
+    """
+    unfixed = {flow.seq: flow for flow in flows}
     left: dict[int, float] = {}
     users: dict[int, list[Flow]] = {}
-    for flow in open_flows.values():
+    for flow in unfixed.values():
         for lane in flow.shared_lanes:
-            left.setdefault(lane.index, lane.bytes_per_s)
-            users.setdefault(lane.index, []).append(flow)
+            index = lane.index
+            if index in left:
+                users[index].append(flow)
+            else:
+                left[index] = lane.bytes_per_s
+                users[index] = [flow]
     counts = {index: len(flowing) for index, flowing in users.items()}
-    rates = []
-    while open_flows:
-        share, tightest = min(((left[i] / n, i) for i, n in counts.items()), default=(math.inf, None))
-        capped = min(open_flows.values(), key=lambda flow: flow.cap_bytes_per_s)
-        if capped.cap_bytes_per_s <= share:
-            share, fixed = capped.cap_bytes_per_s, [capped]
+    shares = [(left[index] / n, index) for index, n in counts.items()]
+    heapify(shares)
+    capped = sorted((f for f in unfixed.values() if f.cap_bytes_per_s < math.inf), key=_cap_then_seq, reverse=True)
+    rates: list[tuple[Flow, float]] = []
+
+    def fix(flow: Flow, rate: float) -> None:
+        del unfixed[flow.seq]
+        rates.append((flow, rate))
+        for lane in flow.shared_lanes:
+            left[lane.index] = max(0.0, left[lane.index] - rate)
+            counts[lane.index] -= 1
+
+    while unfixed:
+        share, index = shares[0] if shares else (math.inf, -1)
+        if shares and not counts[index]:
+            heappop(shares)
+        elif shares and (now := left[index] / counts[index]) > share:
+            heapreplace(shares, (now, index))
+        elif capped and capped[-1].cap_bytes_per_s <= share:
+            flow = capped.pop()
+            if flow.seq in unfixed:
+                fix(flow, flow.cap_bytes_per_s)
         else:
-            assert tightest is not None
-            fixed = [flow for flow in users[tightest] if flow.seq in open_flows]
-        for flow in fixed:
-            rates.append((flow, share))
-            del open_flows[flow.seq]
-            for lane in flow.shared_lanes:
-                left[lane.index] = max(0.0, left[lane.index] - share)
-                counts[lane.index] -= 1
-                if not counts[lane.index]:
-                    del counts[lane.index]
+            for flow in users[index]:
+                if flow.seq in unfixed:
+                    fix(flow, share)
     return rates
+
+
+def _cap_then_seq(flow: Flow) -> tuple[float, int]:
+    return flow.cap_bytes_per_s, flow.seq
 
 
 def _sharers(lane: Lane) -> int:
