@@ -20,9 +20,8 @@ from reports.report import Report
 from twin.config import Config
 from twin.mocker.faults import Detection, Faults
 from twin.mocker.world import MockWorld
+from twin.replay import FAULTS_JSON
 from twin.scenario import COMPARISONS, Expectation, read_scenario
-
-FAULTS_JSON = "faults.json"
 
 _EVENT_FAULTS = ("event_loss", "event_delay")
 

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 CONFIG_TOML = "config.toml"
 JOURNAL = "journal.jsonl"
+FAULTS_JSON = "faults.json"
 
 Progress = Callable[[int, int | None], None]
 
@@ -117,6 +118,7 @@ def _replay(
     drill = _drill(config)
     folder = out if out is not None else Path("runs") / (name or run_name(config))
     writer = RunWriter(folder)
+    (folder / FAULTS_JSON).unlink(missing_ok=True)
     try:
         with _journal_sink(folder, config, policy, wanted=journal) as sink:
             controller = Controller([policy], sink) if drill is None else drill.controller(policy, sink)

@@ -29,6 +29,13 @@ COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
     "eq": lambda value, limit: value == limit,
 }
 
+METRICS = (
+    *(f"requests_{status}" for status in ("completed", "rejected", "cancelled", "failed")),
+    "migrations",
+    "longest_gap_ms",
+)
+"""What may be expected by a short name; anything else is the dotted path of a figure in report.json."""
+
 _WHEN = ("at_ms", "every_ms", "jitter_ms", "count", "mtbf_ms")
 _TARGET = ("worker", "role")
 _HOW_LONG = ("for_ms", "until_ms", "mttr_ms")
@@ -325,6 +332,10 @@ def _expectation(table: _Table) -> Expectation:
     given = [name for name in COMPARISONS if name in table.values]
     if metric is None or len(given) != 1:
         table.refuse("metric", f"needs a metric and one of {', '.join(COMPARISONS)}")
+    if "." not in metric and metric not in METRICS:
+        table.refuse(
+            "metric", f"must be {', '.join(METRICS)}, or a path like latency.ttft_s.p99{nearest(metric, METRICS)}"
+        )
     limit = table.number(given[0])
     assert limit is not None
     return Expectation(metric=metric, comparison=given[0], limit=limit)

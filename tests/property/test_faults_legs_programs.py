@@ -39,4 +39,4 @@ def test_faults_in_every_stage_of_a_hand_off(program: Program, blown: list[Blow]
             assert outputs < row.osl or status == "failed"
     stepping = _carry_out(program, blown, leap=False)
     assert leaping.requests == stepping.requests
-    assert leaping.decisions == stepping.decisions
+    assert sorted(map(repr, leaping.decisions)) == sorted(map(repr, stepping.decisions))

@@ -80,6 +80,7 @@ def test_json_says_the_same(tmp_path: Path) -> None:
         ('faults = [{at_ms = 5, kind = "event_loss", worker = "any", rate = 2}]', "rate = 2: must be 1 or less"),
         ("client_disconnects = [{at_ms = 5}]", "row: say which: row = N, or rate"),
         ('expect = [{metric = "requests_failed"}]', "needs a metric and one of le, lt, ge, gt, eq"),
+        ('expect = [{metric = "request_failed", le = 0}]', "did you mean requests_failed"),
         ("faults = 3", "faults = 3: must be a list of tables"),
         ("faults = [", "not valid TOML"),
         ('first_worker = "W9"', "first_worker = 'W9': must be one of workers"),
