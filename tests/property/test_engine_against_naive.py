@@ -36,12 +36,12 @@ def traces(draw: st.DrawFn) -> list[Row]:
 @st.composite
 def engines(draw: st.DrawFn) -> dict:
     chunked = draw(st.booleans())
-    exclusive = not chunked and draw(st.booleans())
+    exclusive = draw(st.booleans())
     return {
         "block_size": draw(st.sampled_from([1, 2, 4, 5, 8])),
         "blocks": draw(st.integers(4, 40)),
         "max_num_seqs": draw(st.sampled_from([1, 2, 3, 8])),
-        "max_num_batched_tokens": 4096 if exclusive else draw(st.sampled_from([3, 8, 16, 64, 4096])),
+        "max_num_batched_tokens": draw(st.sampled_from([3, 8, 16, 64, 4096])),
         "prefix_caching": draw(st.booleans()),
         "chunked_prefill": chunked,
         "exclusive_prefill": exclusive,
@@ -57,7 +57,7 @@ def _naive(rows: list[Row], options: dict, latency) -> dict[int, Job]:
         max_num_seqs=options["max_num_seqs"],
         budget=options["max_num_batched_tokens"],
         caching=options["prefix_caching"],
-        chunked=options["chunked_prefill"],
+        chunked=options["chunked_prefill"] and not options["exclusive_prefill"],
         exclusive=options["exclusive_prefill"],
         preemption=options["preemption"],
     )

@@ -119,7 +119,7 @@ class OffloadEngine(VllmEngine):
         rest = seq.prompt + seq.outputs - seq.computed
         if self.ledger.needed(seq, rest) > self.pool.free + self.pool.inactive:
             return None
-        if not self.settings.chunked_prefill and rest > left:
+        if self._whole and rest > left:
             return None
         return Match((), seq.owned, 0)
 

@@ -31,6 +31,7 @@ class StepPlan:
         "settled",
         "start_s",
         "steps",
+        "waiting",
     )
 
     def __init__(self, start_s: float) -> None:
@@ -48,6 +49,7 @@ class StepPlan:
         self.preempted = 0
         self.evict_s: float | None = None
         self.settled = False
+        self.waiting = 0  # who is left waiting when the step begins
 
 
 class Outcome:

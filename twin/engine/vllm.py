@@ -58,6 +58,7 @@ class VllmEngine:
         self._blocked = False  # the head of waiting cannot enter until the batch changes
         self._literally = False  # running holds more than a decode batch and one partial prefill at its end
         self._order = 0
+        self._whole = not settings.chunked_prefill or settings.exclusive_prefill  # a prompt is one step's work
         self._is_shut = False  # nobody may begin a prompt in this step
         self._first_decodes = False  # whoever makes a first token pays for a decode too (speculative.py)
 
@@ -76,10 +77,10 @@ class VllmEngine:
             if seq.prompt >= limits.max_model_len:
                 return f"prompt of {seq.prompt} tokens reaches max_model_len {limits.max_model_len}"
             seq.outputs_limit = min(seq.outputs_limit, limits.max_model_len - seq.prompt)
-        if not limits.chunked_prefill and seq.prompt > limits.max_num_batched_tokens:
+        if self._whole and seq.prompt > limits.max_num_batched_tokens:
             return (
-                f"prompt of {seq.prompt} tokens exceeds max_num_batched_tokens {limits.max_num_batched_tokens} "
-                "and chunked_prefill is off"
+                f"prompt of {seq.prompt} tokens exceeds max_num_batched_tokens {limits.max_num_batched_tokens}, "
+                f"and a prompt is computed whole ({self._why_whole()})"
             )
         if not self.waiting:
             self._blocked = False
@@ -195,6 +196,12 @@ class VllmEngine:
 
         Raises EngineError when requests are open and none of them can ever proceed.
         """
+        step = self._plan(now_s)
+        if step is not None:
+            step.waiting = len(self.waiting) + len(self.activated)
+        return step
+
+    def _plan(self, now_s: float) -> StepPlan | None:
         step = StepPlan(now_s)
         if self._has_newcomers():
             if self.settings.exclusive_prefill and not self._has_arrived():
@@ -361,7 +368,7 @@ class VllmEngine:
         need = batch.crossings(step.steps)
         if need:
             self.pool.take(need)
-        self._log.decode(step, self._epoch, batch, self.pool, (len(self.running), len(self.waiting)))
+        self._log.decode(step, self._epoch, batch, self.pool, (len(self.running), step.waiting))
         self._epoch.done += step.steps
         batch.advance(step.steps)
         self._log.emitted(step.end_s)
@@ -516,7 +523,7 @@ class VllmEngine:
         if not self.ledger.fits(seq, match):
             return None
         settings = self.settings
-        if not settings.chunked_prefill and seq.prompt + seq.outputs - match.blocks * settings.block_size > left:
+        if self._whole and seq.prompt + seq.outputs - match.blocks * settings.block_size > left:
             return None
         return match
 
@@ -557,7 +564,7 @@ class VllmEngine:
             seq = running[i]
             length = seq.prompt + seq.outputs
             want = min(length - seq.computed, budget)
-            if not settings.chunked_prefill and seq.computed < seq.prompt and length - seq.computed > budget:
+            if self._whole and seq.computed < seq.prompt and length - seq.computed > budget:
                 break
             need = self.ledger.needed(seq, want)
             if seq.owned + need > settings.blocks:
@@ -624,10 +631,10 @@ class VllmEngine:
         seq = self.waiting.popleft()
         self.running[seq] = None
         step.literal = True
-        if not self.settings.chunked_prefill and seq.length > self.settings.max_num_batched_tokens:
+        if self._whole and seq.length > self.settings.max_num_batched_tokens:
             seq.finish_reason = (
                 f"{seq.length} tokens to compute again exceed max_num_batched_tokens "
-                f"{self.settings.max_num_batched_tokens} and chunked_prefill is off"
+                f"{self.settings.max_num_batched_tokens}, and a prompt is computed whole ({self._why_whole()})"
             )
             if self.settings.abort_when_stuck:
                 raise EngineError(f"request {seq.request_id!r}: {seq.finish_reason}")
@@ -649,7 +656,7 @@ class VllmEngine:
         if not step.mixed:
             self._advance(step)
         else:
-            self._log.mixed(step, batch, self.pool, (len(self.running), len(self.waiting)))
+            self._log.mixed(step, batch, self.pool, (len(self.running), step.waiting))
             if batch.size and not step.exclusive:
                 batch.advance(1)
                 self._log.emitted(end_s)
@@ -722,7 +729,7 @@ class VllmEngine:
         self._reform(end_s)
         self._blocked = False
         outcome.freed = bool(outcome.ended or step.preempted)
-        self._log.literal(step, self.batch, self.pool, (len(self.running), len(self.waiting)))
+        self._log.literal(step, self.batch, self.pool, (len(self.running), step.waiting))
         self._log.gaps(since_s, end_s)
 
     def _emit(self, seq: Sequence) -> int:
@@ -743,6 +750,9 @@ class VllmEngine:
         last = next(reversed(self.running)) if self.running else None
         self._partial = last if others == [last] else None
         self._literally = bool(others) and self._partial is None
+
+    def _why_whole(self) -> str:
+        return "exclusive_prefill is on" if self.settings.exclusive_prefill else "chunked_prefill is off"
 
     def _stuck(self) -> str:
         names = ", ".join(repr(seq.request_id) for seq in list(self.running)[:5] + list(self.waiting)[:5])
