@@ -7,9 +7,11 @@ from __future__ import annotations
 import os
 
 from hypothesis import given, settings
+from simulate import engine_settings, trace_row
 from test_faults_programs import Blow, blows
 from test_legs_programs import Program, carry_out, programs
 
+from twin.mocker.handoff import HandoffRules
 from twin.mocker.sinks import MemorySinks
 
 EXAMPLES = settings(max_examples=10_000 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 300)
@@ -40,3 +42,23 @@ def test_faults_in_every_stage_of_a_hand_off(program: Program, blown: list[Blow]
     stepping = _carry_out(program, blown, leap=False)
     assert leaping.requests == stepping.requests
     assert sorted(map(repr, leaping.decisions)) == sorted(map(repr, stepping.decisions))
+
+
+def test_a_prompt_whose_lease_ended_and_whose_worker_died_is_computed_elsewhere() -> None:
+    """Found by a random program: it waited for ever for a prefill worker that was gone."""
+    rules = HandoffRules(first_token="decode", lease_s=0.03, missing_only=False, one_at_a_time=False, block_size=2)
+    engine = engine_settings(block_size=2, blocks=8, max_num_batched_tokens=8, prefix_caching=False, max_num_seqs=1)
+    program = Program(
+        rows=tuple(trace_row(n, 0.0, 1, 4 if n == 1 else 1, [1000 + 20 * n]) for n in range(9)),
+        prefill=engine,
+        decode=engine,
+        workers=(1, 1),
+        rules=rules,
+        router="round-robin",
+        order="prefill_first",
+        move_s=0.0,
+        shared=False,
+    )
+    requests = _carry_out(program, [Blow(50, "kill", 0)], leap=True).requests
+    assert [row[6] for _, row in sorted(requests.items())] == ["completed"] * 9
+    assert [row[17] for _, row in sorted(requests.items())] == [0, 0, *[1] * 7]

@@ -49,9 +49,9 @@ class Upset:
     __slots__ = ("delays_s", "losses", "silent")
 
     def __init__(self) -> None:
-        self.losses: dict[int, Callable[[], bool]] = {}
-        self.delays_s: dict[int, float] = {}
-        self.silent: set[int] = set()
+        self.losses: dict[str, Callable[[], bool]] = {}
+        self.delays_s: dict[str, float] = {}
+        self.silent: set[str] = set()
 
     def loses(self) -> bool:
         """Whether this message is lost; every cause draws."""
@@ -61,7 +61,7 @@ class Upset:
     def delay_s(self) -> float:
         return sum(self.delays_s.values())
 
-    def over(self, cause: int) -> None:
+    def over(self, cause: str) -> None:
         self.losses.pop(cause, None)
         self.delays_s.pop(cause, None)
         self.silent.discard(cause)
@@ -114,7 +114,7 @@ class Churn:
         world.post(WorkerLost(at_s=world.clock.now, worker_id=worker.worker_id, reason=reason))
         for request in self._requests_of(worker.worker_id):
             if not request.closed:
-                self._interrupt(request, worker, reason, loss)
+                self.interrupt(request, worker, reason, loss)
         gone = self.when_gone.pop(worker.worker_id, None)
         if gone is not None:
             gone()
@@ -226,8 +226,12 @@ class Churn:
         for loss in self.touched.pop(request_id, ()):
             loss.outcomes[status] = loss.outcomes.get(status, 0) + 1
 
-    def _interrupt(self, request: OpenRequest, worker: MockWorker, reason: str, loss: Loss) -> None:
+    def interrupt(
+        self, request: OpenRequest, worker: MockWorker, reason: str = "prompt lost", loss: Loss | None = None
+    ) -> None:
+        """What a request had is gone with a worker; the policies say what becomes of it."""
         world = self._world
+        loss = loss or Loss()
         if request.handoff is not None and world.handoffs is not None:
             self._count(request)
             world.handoffs.break_off(request.handoff)

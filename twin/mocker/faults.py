@@ -270,19 +270,19 @@ class Faults:
 
     def _events(self, fault: Fault, occurrence: Occurrence, entry: Entry, worker: MockWorker) -> None:
         """KV events of a worker are lost or late for a while; draws count its messages."""
-        upset = self._world.churn.upset(worker.worker_id)
+        upset, name = self._world.churn.upset(worker.worker_id), f"{fault.index}.{occurrence.n}"
         if fault.kind == "event_loss":
-            rate, name = fault.rate or 0.0, f"{fault.index}.{occurrence.n}"
+            rate = fault.rate or 0.0
             sent = iter(range(2**62))
-            upset.losses[id(entry)] = lambda: draw(self._seed, "event_loss", name, next(sent)) < rate
+            upset.losses[name] = lambda: draw(self._seed, "event_loss", name, next(sent)) < rate
         else:
-            upset.delays_s[id(entry)] = fault.delay_s
-        self._until(occurrence, entry, lambda: upset.over(id(entry)))
+            upset.delays_s[name] = fault.delay_s
+        self._until(occurrence, entry, lambda: upset.over(name))
 
     def _stale(self, fault: Fault, occurrence: Occurrence, entry: Entry, worker: MockWorker) -> None:
-        upset = self._world.churn.upset(worker.worker_id)
-        upset.silent.add(id(entry))
-        self._until(occurrence, entry, lambda: upset.over(id(entry)))
+        upset, name = self._world.churn.upset(worker.worker_id), f"{fault.index}.{occurrence.n}"
+        upset.silent.add(name)
+        self._until(occurrence, entry, lambda: upset.over(name))
 
     def _slow_link(self, fault: Fault, occurrence: Occurrence, entry: Entry) -> str | None:
         network, link = self._network, fault.link or ALL_LINKS

@@ -219,6 +219,7 @@ class Handoffs:
         *,
         post: Callable[[Event], None],
         close: Callable[[OpenRequest, str, str | None], None],
+        interrupt: Callable[[OpenRequest, MockWorker], None],
     ) -> None:
         self._clock = clock
         self.rules = rules
@@ -227,6 +228,7 @@ class Handoffs:
         self._tree = tree
         self._post = post
         self._close = close
+        self._interrupt = interrupt
         self._sides: dict[WorkerId, _Side] = {}
         self._by_src: dict[Sequence, Handoff] = {}
         self._asked = 0
@@ -413,6 +415,9 @@ class Handoffs:
         source = handoff.source
         assert source is not None
         handoff.expired = False
+        if source.fenced:
+            self._interrupt(handoff.request, source)
+            return
         src = handoff.request.leg(Leg.PREFILL, self._tree, self._clock.now)
         if self.start_prefill(handoff, source, src) is not None:
             self._close(handoff.request, "failed", "the prompt could not be computed again after its lease ended")

@@ -128,13 +128,19 @@ class MockWorld:
         self.tree = next(iter(self._trees.values()))  # what policies see: the blocks of the first worker
         self._has_keys = key_tokens is not None
         self._reports = controller.wants(WorkerReported)
+        self.specs = {spec.worker_id: spec for spec in workers}
+        self.churn = Churn(self)
         self.handoffs: Handoffs | None = None
         if handoff is not None:
             self.handoffs = Handoffs(
-                self.clock, handoff.rules, handoff.mover(self.clock), self.tree, post=self.post, close=self._close
+                self.clock,
+                handoff.rules,
+                handoff.mover(self.clock),
+                self.tree,
+                post=self.post,
+                close=self._close,
+                interrupt=self.churn.interrupt,
             )
-        self.specs = {spec.worker_id: spec for spec in workers}
-        self.churn = Churn(self)
         self._decode_events = handoff is not None and handoff.decode_kv_events
         for spec in workers:
             if spec.ready_s <= 0.0:
