@@ -96,8 +96,8 @@ class Scale:
         low, high = self._widened(low, high)
         self.ticks = _log_ticks(low, high) if self.log else _linear_ticks(low, high)
         if not self.log and axis.high is None:
-            step = self.ticks[1] - self.ticks[0] if len(self.ticks) > 1 else high - low
-            high = max(high, math.ceil(high / step - 1e-9) * step) if high - low > 0 else high
+            step = _tick_step(low, high)
+            high = max(high, math.ceil(high / step - 1e-9) * step)
             self.ticks = _linear_ticks(low, high)
         self.low, self.high = low, high
         self._start, self._length = start_px, length_px
@@ -105,7 +105,9 @@ class Scale:
     def _widened(self, low: float, high: float) -> tuple[float, float]:
         """A range that is not empty, on decimal bounds where it is logarithmic."""
         if not self.log:
-            return (low, high) if high > low else (low, low + (abs(low) or 1.0))
+            # Below a billionth of its values a span is rounding, and ticks could no longer be told apart.
+            least = max(abs(low), abs(high)) * 1e-9
+            return (low, high) if high - low > max(least, 1e-300) else (low, low + (abs(low) or 1.0))
         low, high = max(low, 1e-9), max(high, 1e-9)
         return (low, high) if high > low * 1.2 else (low / 1.5, high * 1.5)
 
@@ -125,12 +127,18 @@ class Scale:
         return self.low <= value <= self.high
 
 
-def _linear_ticks(low: float, high: float) -> list[float]:
+def _tick_step(low: float, high: float) -> float:
+    """The distance of ticks: 1, 2, 2.5 or 5 times a power of ten, about a fifth of the range."""
     raw = (high - low) / 5
     power = 10.0 ** math.floor(math.log10(raw))
-    step = next(unit * power for unit in (1.0, 2.0, 2.5, 5.0, 10.0) if unit * power >= raw * 0.999)
-    first = math.ceil(low / step - 1e-9)
-    return [round(index * step, 12) for index in range(first, math.floor(high / step + 1e-9) + 1)]
+    return next(unit * power for unit in (1.0, 2.0, 2.5, 5.0, 10.0) if unit * power >= raw * 0.999)
+
+
+def _linear_ticks(low: float, high: float) -> list[float]:
+    step = _tick_step(low, high)
+    digits = 2 - math.floor(math.log10(step))  # keeps all of a step, however small, and drops what the product adds
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [round(index * step, digits) for index in range(first, last + 1)]
 
 
 def _log_ticks(low: float, high: float) -> list[float]:

@@ -66,7 +66,7 @@ def timeline(record: RunRecord, worker_ids: tuple[int, ...], buckets: int | None
     arrival, last = requests.floats("arrival_s"), requests.floats("last_token_s")
     start = float(np.nanmin(arrival)) if np.isfinite(arrival).any() else 0.0
     end = max((float(np.nanmax(values)) for values in (arrival, last) if np.isfinite(values).any()), default=start)
-    edges = np.linspace(start, max(end, start + 1e-6), (buckets or bucket_count(requests.rows)) + 1)
+    edges = np.linspace(start, max(end, start + 1e-6, start * (1 + 1e-9)), (buckets or bucket_count(requests.rows)) + 1)
     steps = _StepSeries(edges, worker_ids)
     for batch in record.steps.batches(STEP_COLUMNS):
         steps.add(batch)
