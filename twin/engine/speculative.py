@@ -44,8 +44,8 @@ class SpeculativeEngine(VllmEngine):
         self._first_decodes = settings.speculation.in_prefill
         self.ledger.drafts = self._drafts
 
-    def plan(self, now_s: float) -> StepPlan | None:
-        """Decide the next step, request by request."""
+    def _plan(self, now_s: float) -> StepPlan | None:
+        """The next step, decided request by request."""
         step = StepPlan(now_s)
         if self.running:
             return self._plan_literal(step)

@@ -268,9 +268,11 @@ class Handoffs:
         side = self._side(worker)
         side.pending.append(handoff)
         self._queue_changed(side)
-        if not worker.busy:
+        first = len(side.pending) == 1
+        between = worker.between_steps()
+        if between:
             self._try_now(side)
-        elif len(side.pending) == 1:
+        if between or first:
             worker.cut()
         return None
 

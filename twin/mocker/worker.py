@@ -97,6 +97,18 @@ class MockWorker:
         """Whether a step (or a leap) is under way."""
         return self._plan is not None
 
+    def between_steps(self) -> bool:
+        """Whether no step is under way at this very instant: idle, or inside a leap where one step ends and another
+        is about to begin. The engine's books are then those of this instant."""
+        plan = self._plan
+        if plan is None:
+            return True
+        if self.hung:
+            return False
+        now_s = self._clock.now
+        self.engine.settle(plan, now_s)
+        return plan.settled and plan.start_s == now_s
+
     def nudge(self) -> None:
         """There may be something to do: an idle worker looks again, at this instant, when everything else is done."""
         if self._plan is None and not self.hung and is_pending(self._idle):
