@@ -496,7 +496,7 @@ class MockWorld:
         worker_id = request.worker_id
         event: Event
         if status == "completed":
-            answered = worker_id if worker_id is not None else request.prefill_worker_id
+            answered = worker_id if request.sequence is not None else request.prefill_worker_id
             assert answered is not None
             event = RequestFinished(at_s=now_s, request_id=request_id, worker_id=answered, output_tokens=request.made)
         elif status == "rejected":
