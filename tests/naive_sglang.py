@@ -263,7 +263,6 @@ class NaiveSglang:
             total -= charge + reserve
             budget -= charge
             chunk -= charge
-            new = max(0, min(job.slots, len(job.prompt)) - start)
             work.append((job, PrefillChunk(take, start, 0, start < len(job.prompt) <= job.slots)))
         return work
 
@@ -280,15 +279,22 @@ class NaiveSglang:
             self.end_prefill([j for j, _ in work], end_s)
             return end_s
         if not self.running:
-            if self.ratio() <= self.floor and not self.shut:
-                job = self.waiting.pop(0)
-                if job.slots:
-                    self.give_back(job)
-                job.failed = True
-                self.done.append(job)
-            self.decays += 1
+            self.base, self.decays = min(self.base, self.floor), 0  # empty steps until it falls no more
+            self.stuck()
             return now_s
         return self.decode(now_s)
+
+    def stuck(self) -> None:
+        """Nobody can enter an empty engine: prompts begun behind the head start again, else the head ends."""
+        begun = [job for job in self.waiting[1:] if job.slots]
+        for job in begun:
+            self.give_back(job)
+        if not begun:
+            job = self.waiting.pop(0)
+            if job.slots:
+                self.give_back(job)
+            job.failed = True
+            self.done.append(job)
 
     def end_prefill(self, jobs: list[Job], end_s: float) -> None:
         for job in reversed(jobs):
@@ -337,6 +343,11 @@ class NaiveSglang:
             self.waiting.append(victim)
             retracted = True
         if self.growth() > self.room():
+            begun = [job for job in self.waiting if job.slots]
+            for job in begun:  # prompts computed in part stand in the way: they start again
+                self.give_back(job)
+            if begun:
+                return now_s
             job = self.running.pop()
             self.give_back(job)
             if self.whole(len(job) + 1) > self.capacity * self.bs:
@@ -367,7 +378,7 @@ class NaiveSglang:
 
     def run(self, jobs: list[Job]) -> None:
         coming = sorted(jobs, key=lambda j: j.arrival_s)
-        now_s = 0.0
+        now_s, steps = 0.0, 0
         while coming or self.waiting or self.running:
             if not self.waiting and not self.running:
                 now_s = max(now_s, coming[0].arrival_s)
@@ -379,3 +390,5 @@ class NaiveSglang:
                     self.waiting.append(job)
             if self.waiting or self.running:
                 now_s = self.step(now_s)
+                steps += 1
+                assert steps < 20_000, "no end in sight"

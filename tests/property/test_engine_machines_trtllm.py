@@ -94,7 +94,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.go_to(self.plan, at)
         running, waiting, active, _ = self.engine.load(self.plan, self.now_s)
         assert running + waiting <= len(self.open)
-        assert 0 <= active <= BLOCKS * self.settings.ranks
+        assert 0 <= active <= self.settings.blocks * self.settings.ranks
         self.engine.settle(self.plan, self.now_s)
 
     @precondition(lambda self: self.open or self.reserved or self.held)
@@ -172,7 +172,7 @@ class EngineMachine(RuleBasedStateMachine):
             return
         pool = self.engine.pool
         pool.audit()
-        assert 0 <= pool.active <= BLOCKS * self.settings.ranks
+        assert 0 <= pool.active <= self.settings.blocks * self.settings.ranks
         if self.plan is None:
             self.engine.audit()
 

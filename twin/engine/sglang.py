@@ -9,7 +9,7 @@ at the cache that lets nobody in leaves no trace. Rules and their evidence: docs
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from policies.cluster.ids import Leg
@@ -449,11 +449,13 @@ class SglangEngine:
         return True
 
     def _plan_outgrown(self, step: StepPlan) -> StepPlan:
-        """The last one that runs cannot make its next token: it waits for others to let go, or ends."""
+        """The last one that runs cannot make its next token: others let go, or it waits for that, or it ends."""
+        step.literal = True
+        if self._restart_begun(self.waiting, step):
+            return step
         seq = next(iter(self.running))
         self._leave(seq)
         self._give_back(seq)
-        step.literal = True
         step.preempted += 1
         room_tokens = self.settings.blocks * self.settings.block_size
         if self._whole(seq.length + 1) > room_tokens:
@@ -473,11 +475,7 @@ class SglangEngine:
             return None  # held or reserved for a hand-off: what becomes of it changes that
         seq = self.waiting[0]
         step.literal = True
-        begun = [other for other in others if other is not seq]
-        if begun:
-            for other in begun:
-                self._give_back(other)
-            step.preempted = len(begun)
+        if self._restart_begun(others, step, but=seq):
             return step
         self.waiting.popleft()
         self._changes += 1
@@ -490,6 +488,14 @@ class SglangEngine:
         )
         self._fail(seq, step, reason)
         return step
+
+    def _restart_begun(self, queue: Iterable[Sequence], step: StepPlan, but: Sequence | None = None) -> int:
+        """Prompts computed in part hold pages that somebody needs to go on: they start again, all `but` one."""
+        begun = [seq for seq in queue if seq in self._ends and seq is not but]
+        for seq in begun:
+            self._give_back(seq)
+        step.preempted += len(begun)
+        return len(begun)
 
     def _fail(self, seq: Sequence, step: StepPlan, reason: str) -> None:
         seq.finish_reason = f"kv pool exhausted: {reason}"
@@ -631,6 +637,7 @@ class SglangEngine:
                 seq.last_token_s = end_s
                 del self.running[seq]
                 self._complete(seq, outcome)
+        self._grow_up()
 
     def _first_token(self, seq: Sequence, end_s: float, outcome: Outcome) -> None:
         seq.first_token_s = end_s
@@ -742,8 +749,14 @@ class SglangEngine:
             return
         for seq in sorted([*self._young, *(silent or ())], key=self._last_page):
             self._publish_made(seq)
-        size = self.settings.block_size
-        self._young = [seq for seq in self._young if seq.published <= seq.prompt // size]
+        self._grow_up()
+
+    def _grow_up(self) -> None:
+        """Members with a page of their own in the tree, and those who have left, are no longer young."""
+        if self._young:
+            size = self.settings.block_size
+            decodes = Phase.DECODE
+            self._young = [s for s in self._young if s.phase is decodes and s.published <= s.prompt // size]
 
     def _give_back(self, seq: Sequence) -> None:
         """Let go of all pages; those in the tree stay there until they are evicted."""

@@ -1,0 +1,179 @@
+"""SGLang in nodes, heaps and leaps does what SGLang written page by page and step by step does.
+
+And driven at random (submits, steps cut short, cancels, hand-offs, tiny pools) it keeps its books.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import test_engine_machines_trtllm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize
+from naive_sglang import Job, NaiveSglang
+from simulate import simulate, trace_row
+from test_engine_against_naive import KEY_TOKENS, _agree, replace_arrival, traces
+
+from policies.cluster.blocks import ContentTree
+from policies.cluster.ids import RequestId
+from twin.engine.build import build_engine
+from twin.engine.plan import StepPlan
+from twin.engine.sequence import Sequence
+from twin.engine.sglang import SglangSettings
+from twin.mocker.demand import Row
+from twin.mocker.world import Observation
+from twin.perf.fixed import FixedLatency
+from twin.perf.polynomial import PolynomialLatency
+
+
+def sglang_settings(**changes: object) -> SglangSettings:
+    base: dict = {
+        "block_size": 1,
+        "blocks": 1000,
+        "max_num_seqs": 256,
+        "max_num_batched_tokens": 8192,
+        "max_model_len": None,
+        "prefix_caching": True,
+        "chunked_prefill": True,
+        "exclusive_prefill": False,
+        "preemption": "lifo",
+        "schedule_policy": "fifo",
+        "chunked_prefill_size": 8192,
+        "max_prefill_tokens": 16384,
+        "schedule_conservativeness": 1.0,
+        "clip_max_new_tokens": 4096,
+        "prefill_decode_interval": 0,
+    }
+    return SglangSettings(**(base | changes))  # type: ignore[arg-type]
+
+
+@st.composite
+def engines(draw: st.DrawFn) -> dict:
+    return {
+        "block_size": draw(st.sampled_from([1, 1, 2, 4, 5])),
+        "blocks": draw(st.integers(8, 120)),
+        "max_num_seqs": draw(st.sampled_from([1, 2, 3, 8])),
+        "prefix_caching": draw(st.sampled_from([True, True, True, False])),
+        "schedule_policy": draw(st.sampled_from(["fifo", "lpm"])),
+        "chunked_prefill_size": draw(st.sampled_from([5, 8, 16, 64, 4096])),
+        "max_prefill_tokens": draw(st.sampled_from([16, 40, 4096])),
+        "schedule_conservativeness": draw(st.sampled_from([0.02, 0.3, 1.0, 2.0])),
+        "clip_max_new_tokens": draw(st.sampled_from([2, 8, 4096])),
+        "prefill_decode_interval": draw(st.sampled_from([0, 0, 1, 3])),
+    }
+
+
+def _naive(rows: list[Row], options: dict, latency) -> dict[int, Job]:
+    engine = NaiveSglang(
+        latency,
+        block_size=options["block_size"],
+        blocks=options["blocks"],
+        max_num_seqs=options["max_num_seqs"],
+        policy=options["schedule_policy"],
+        chunk=options["chunked_prefill_size"],
+        max_prefill=options["max_prefill_tokens"],
+        conservativeness=options["schedule_conservativeness"],
+        clip=options["clip_max_new_tokens"],
+        interval=options["prefill_decode_interval"],
+        caching=options["prefix_caching"],
+    )
+    jobs = [Job(r.row, r.arrival_s or 0.0, _tokens(r), r.osl) for r in rows]
+    engine.run(jobs)
+    return {job.row: job for job in engine.done}
+
+
+def _tokens(row: Row) -> list[tuple]:
+    return [(key, j) for key in row.keys or [] for j in range(KEY_TOKENS)][: row.isl]
+
+
+@given(traces(), engines())
+def test_fixed_step_times_agree_to_the_instant_with_ties(rows: list[Row], options: dict) -> None:
+    latency = FixedLatency(prefill_s=0.005, prefill_s_per_token=0.001, decode_s=0.01)
+    naive = _naive(rows, options, latency)
+    seen = simulate(rows, [(sglang_settings(**options), latency)], key_tokens=KEY_TOKENS)
+    assert seen.ended.keys() == naive.keys()
+    for row, (request, status) in seen.ended.items():
+        _agree(naive[row], request, status, 1e-12)
+
+
+@given(traces(), engines())
+def test_context_dependent_step_times_agree(rows: list[Row], options: dict) -> None:
+    rows = [replace_arrival(r, (r.arrival_s or 0.0) * 1.000123 + 1e-4 * r.row) for r in rows]
+    latency = PolynomialLatency(options["blocks"] * options["block_size"])
+    naive = _naive(rows, options, latency)
+    seen = simulate(rows, [(sglang_settings(**options), latency)], key_tokens=KEY_TOKENS)
+    for row, (request, status) in seen.ended.items():
+        _agree(naive[row], request, status, 1e-6)
+
+
+@given(traces(), engines(), st.booleans(), st.sampled_from([0.0, 0.004]))
+def test_leaping_changes_no_timestamp(rows: list[Row], options: dict, events: bool, lag_s: float) -> None:
+    """Nor what anybody can know of the caches when a request arrives."""
+    observe = Observation(kv_event_lag_s=lag_s)
+    latency = PolynomialLatency(options["blocks"] * options["block_size"])
+    config = sglang_settings(**options)
+    leaping = simulate(rows, [(config, latency)] * 2, key_tokens=KEY_TOKENS, kv_events=events, observe=observe)
+    one_by_one = replace(config, leap=False)
+    stepping = simulate(rows, [(one_by_one, latency)] * 2, key_tokens=KEY_TOKENS, kv_events=events, observe=observe)
+    assert leaping.sinks.requests == stepping.sinks.requests
+    assert leaping.events == stepping.events
+    assert leaping.watcher.notes == stepping.watcher.notes
+
+
+def test_more_than_128_waiting_are_not_sorted() -> None:
+    """The longest prefix goes first only while the queue is short."""
+    keys = [1, 2, 3, 4]
+    options = {"max_num_seqs": 1, "blocks": 4000, "schedule_policy": "lpm"}
+    for others, first in ((20, True), (140, False)):
+        rows = [trace_row(0, 0.0, 24, 30, keys)]
+        rows += [trace_row(n, 0.1, 24, 1, [100 * n + i for i in range(4)]) for n in range(1, others)]
+        rows.append(trace_row(others, 0.1, 24, 1, keys))
+        seen = simulate(rows, [(sglang_settings(**options), PolynomialLatency(4000))], key_tokens=KEY_TOKENS)
+        admitted = {row: request.sequence.admit_s for row, (request, _) in seen.ended.items() if request.sequence}
+        assert (admitted[others] < admitted[1]) is first  # type: ignore[operator]
+
+
+class SglangMachine(test_engine_machines_trtllm.EngineMachine):
+    """The moves of the other engines' machine, on SGLang."""
+
+    @initialize(
+        size=st.sampled_from([1, 4]),
+        policy=st.sampled_from(["fifo", "lpm"]),
+        conservativeness=st.sampled_from([0.02, 1.0]),
+        chunk=st.sampled_from([8, 4096]),
+        interval=st.sampled_from([0, 2]),
+        caching=st.sampled_from([True, True, False]),
+        events=st.booleans(),
+    )
+    def start(  # type: ignore[override]
+        self, size: int, policy: str, conservativeness: float, chunk: int, interval: int, caching: bool, events: bool
+    ) -> None:
+        blocks = test_engine_machines_trtllm.BLOCKS
+        self.settings = sglang_settings(
+            block_size=size,
+            blocks=blocks if size > 1 else blocks * 4,
+            max_num_seqs=3,
+            schedule_policy=policy,
+            schedule_conservativeness=conservativeness,
+            chunked_prefill_size=chunk,
+            clip_max_new_tokens=8,
+            prefill_decode_interval=interval,
+            prefix_caching=caching,
+        )
+        self.engine = build_engine(self.settings, PolynomialLatency(48), kv_events=events and caching)
+        self.tree = ContentTree(6, size)
+        self.now_s = 0.0
+        self.made = 0
+        self.plan: StepPlan | None = None
+        self.open: list[Sequence] = []
+        self.held: list[Sequence] = []
+        self.reserved: list[Sequence] = []
+        self.ended: set[RequestId] = set()
+
+
+TestSglangMachine = SglangMachine.TestCase
+TestSglangMachine.settings = settings(
+    max_examples=10_000 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 300, stateful_step_count=30
+)
