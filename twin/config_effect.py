@@ -180,7 +180,9 @@ def _router(router: RouterConfig) -> Iterator[tuple[str, str]]:
         if router.mode != "kv" and not (name == "tie_break" and router.mode == "least-loaded"):
             yield f"router.{name}", f"mode {router.mode} does not read it"
         elif name in NO_TIER:
-            yield f"router.{name}", "no worker of this version has that tier"
+            yield f"router.{name}", "the router of this version is not told what lies in lower tiers"
+        elif name == "track_output_blocks":
+            yield f"router.{name}", "simulated workers do not tell the router of tokens as they make them"
         elif name in PREFILL_TERM and not router.track_prefill_tokens:
             yield f"router.{name}", "track_prefill_tokens is off, so the cost has no prefill term"
         elif name in DECODE_TERM and not router.track_active_blocks:

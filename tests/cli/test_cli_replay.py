@@ -11,6 +11,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -260,3 +261,37 @@ def test_every_option_reaches_the_command() -> None:
     source = Path(replay_command.__file__).read_text(encoding="utf-8")
     for option in OPTIONS:
         assert option.flag in FLAGS or f'"{option.name}"' in source, option.flag
+
+
+# ---------------------------------------------------------------- what has no effect, and what was cut
+
+
+def test_the_same_prompt_under_another_adapter_is_other_kv_content(twin, tmp_path: Path) -> None:
+    rows = [
+        {"timestamp": 1000 * n, "input_length": 1024, "output_length": 2, "hash_ids": [1, 2], "lora": lora}
+        for n, lora in enumerate(["a", "b", "a", None, None])
+    ]
+    trace = written(tmp_path, "".join(json.dumps(row) + "\n" for row in rows), "adapters.jsonl")
+    ended = twin("replay", trace, "--workers", "1", "--set", "trace.hash_block_tokens=512")
+    assert ended.code == 0, ended.err
+    folder = next((tmp_path / "cwd" / "runs").iterdir())
+    hits = pq.read_table(folder / "requests.parquet").column("cached_tokens").to_pylist()
+    assert [hit > 0 for hit in hits] == [False, False, True, False, True]
+
+
+def test_priorities_of_a_trace_are_named_as_without_effect(twin, tmp_path: Path) -> None:
+    trace = written(tmp_path, "arrival_s,isl,osl,priority\n0,100,10,0\n1,100,10,5\n")
+    assert "priorities of the trace have no effect" in twin("replay", trace).out
+
+
+def test_answers_that_the_context_cuts_are_counted(twin, tmp_path: Path) -> None:
+    trace = written(tmp_path, "arrival_s,isl,osl\n0,100,10\n1,100,200\n2,100,300\n")
+    out = twin("replay", trace, "--set", "workers.engine.max_model_len=200").out
+    assert "answers cut short where the context was full (engine.max_model_len): 2" in out
+
+
+def test_ids_that_a_trace_repeats_in_every_way_end_each_on_its_own(twin, tmp_path: Path) -> None:
+    trace = written(tmp_path, "request_id,arrival_s,isl,osl\na,0,100,50\na#2,0,100,50\na,0,100,50\na,0,100,50\n")
+    ended = twin("replay", trace)
+    assert ended.code == 0, ended.err
+    assert "4 completed" in ended.out

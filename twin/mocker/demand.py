@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from policies.cluster.hashing import base_seed
 from traces.arrow import valid_flags, values_under
 
 if TYPE_CHECKING:
@@ -36,18 +37,24 @@ class Row(NamedTuple):
 class Demand:
     """Hands out rows: `open_loop()` by time, or `units()` for the closed loop.
 
-    A unit is one row, or all turns of a session. After a turn ends, `next_turn` gives the one behind it. `keyed` tells,
-    once rows have been handed out, whether any of them had hash ids.
+    A unit is one row, or all turns of a session. After a turn ends, `next_turn` gives the one behind it. `keyed` and
+    `prioritised` tell, once rows have been handed out, whether any of them had hash ids, or a priority other than 0.
     """
 
     def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:
         self._batches = batches
         self._turns: dict[str, deque[Row]] = {}
         self.keyed = False
+        self.prioritised = False
 
     def rows(self) -> Iterable[Row]:
         """All rows in file order."""
-        return read_rows(self._batches)
+        return read_rows(map(self._look_at, self._batches))
+
+    def _look_at(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if not self.prioritised and "priority" in batch.schema.names:
+            self.prioritised = any(batch.column("priority").to_pylist())
+        return batch
 
     def open_loop(self) -> Iterator[Row]:
         """Rows that have a time, in order of time; later turns are kept for `next_turn`."""
@@ -122,6 +129,10 @@ def read_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
 
         numbers = range(number, number + size)
         ids = column("request_id", None)
+        loras = column("lora", None)
+        keys = _key_lists(batch.column("hash_ids")) if "hash_ids" in names else [None] * size
+        if any(loras):
+            keys = list(map(_of_adapter, keys, loras))
         yield from map(
             Row._make,
             zip(
@@ -130,16 +141,21 @@ def read_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
                 column("arrival_s", None),
                 column("isl", 0),
                 column("osl", 0),
-                _key_lists(batch.column("hash_ids")) if "hash_ids" in names else [None] * size,
+                keys,
                 column("session_id", None),
                 column("delay_s", None),
                 column("max_tokens", None),
                 [p or 0 for p in column("priority", 0)],
-                column("lora", None),
+                loras,
                 strict=True,
             ),
         )
         number += size
+
+
+def _of_adapter(keys: list[int] | None, lora: str | None) -> list[int] | None:
+    """The same text under another adapter is another KV content, from its first block on."""
+    return [keys[0] ^ base_seed(lora), *keys[1:]] if keys and lora else keys
 
 
 def _key_lists(ids: pa.ListArray) -> list[list[int] | None]:

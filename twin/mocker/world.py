@@ -130,6 +130,7 @@ class MockWorld:
         self._reports = controller.wants(WorkerReported)
         self.specs = {spec.worker_id: spec for spec in workers}
         self.churn = Churn(self)
+        self.cut_short = 0  # answers that ended where the context was full, before the trace's output length
         self.handoffs: Handoffs | None = None
         if handoff is not None:
             self.handoffs = Handoffs(
@@ -152,6 +153,11 @@ class MockWorld:
     def keyed(self) -> bool:
         """Whether any row that arrived had hash ids."""
         return self._has_keys and self._demand.keyed
+
+    @property
+    def prioritised(self) -> bool:
+        """Whether any row that arrived had a priority other than 0."""
+        return self._demand.prioritised
 
     @property
     def network(self) -> Network | None:
@@ -234,8 +240,8 @@ class MockWorld:
             self.learn_evictions(now_s)
         path = self.tree.path(row.keys, row.isl) if row.keys is not None and self._has_keys else None
         request_id = RequestId(row.request_id)
-        if request_id in self.open:  # the trace repeats an id; ours must be unique while it is open
-            request_id = RequestId(f"{row.request_id}#{row.row}")
+        while request_id in self.open:  # the trace repeats an id; ours must be unique while it is open
+            request_id = RequestId(f"{request_id}#{row.row}")
         self.open[request_id] = OpenRequest(request_id, row, now_s, path)
         churn = self.churn
         for heard in churn.on_arrival:
@@ -498,6 +504,8 @@ class MockWorld:
         if status == "completed":
             answered = worker_id if request.sequence is not None else request.prefill_worker_id
             assert answered is not None
+            if request.made < request.row.osl:
+                self.cut_short += 1
             event = RequestFinished(at_s=now_s, request_id=request_id, worker_id=answered, output_tokens=request.made)
         elif status == "rejected":
             event = RequestRejected(at_s=now_s, request_id=request_id, reason=reason or "", worker_id=worker_id)

@@ -52,9 +52,7 @@ class VerifyLatency:
     def __init__(self, inner: LatencyModel, drafts: int) -> None:
         self._inner = inner
         self._tokens = drafts + 1
-        self.provenance = _noted(
-            inner.provenance, f"speculation: {drafts} drafts a step verified, made for free"
-        )
+        self.provenance = _noted(inner.provenance, f"speculation: {drafts} drafts a step verified, made for free")
 
     def decode_piece(self, batch: int, ctx_tokens: int) -> DecodePiece:
         piece = self._inner.decode_piece(batch * self._tokens, ctx_tokens)

@@ -315,6 +315,7 @@ def test_a_link_that_no_file_declares_cannot_be_set() -> None:
     [
         (["router.overlap_score_credit=2"], "router.overlap_score_credit"),
         (["router.mode=kv", "router.host_cache_hit_weight=0.5"], "router.host_cache_hit_weight"),
+        (["router.mode=kv", "router.track_output_blocks=true"], "router.track_output_blocks"),
         (
             ["router.mode=kv", "router.overlap_score_weight=2", "router.prefill_load_scale=3"],
             "router.prefill_load_scale",
