@@ -131,11 +131,21 @@ class RunWriter:
 
     Put finished requests into `requests` (by row, in any order), append to `steps` and `decisions`, call `spill` now
     and then, and `close` at the end. Until `finish_run` says otherwise, run.json calls the run partial.
+
+    An earlier run in the folder is replaced: at once if it is partial, by `close` if it is complete, so that `discard`
+    can still leave it as it was.
     """
 
-    def __init__(self, folder: Path) -> None:
-        """Create the folder, remove this room's files of an earlier run in it; ConfigError where that is refused."""
+    def __init__(self, folder: Path, *, others: Sequence[str] = ()) -> None:
+        """Create the folder, or take one that is empty or holds a run; ConfigError for any other.
+
+        `others` are names of files beside this room's that a run has; those of an earlier run go with it.
+        """
         self.folder = folder
+        self._replaced = (*OWN_FILES, *others)
+        self._keeps = _holds_complete_run(folder)  # an earlier run that stays until `close`
+        self._placed: list[str] = []
+        self._started = _now()
         self.requests: dict[int, RequestRow] = {}
         self.steps: list[StepRow] = []
         self.decisions: list[DecisionRow] = []
@@ -144,14 +154,42 @@ class RunWriter:
         self._sampler = Sampler()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            for name in OWN_FILES:
-                (folder / name).unlink(missing_ok=True)
-            write_run_state(folder, RunState(state="partial", started=_now()))
-            self._requests = _Table(folder / REQUESTS, REQUEST_SCHEMA)
-            self._steps = _Table(folder / STEPS, STEP_SCHEMA)
-            self._decisions = _Table(folder / DECISIONS, DECISION_SCHEMA)
+            if not self._keeps:
+                self._begin()
+            self._requests = _Table(self.place(REQUESTS), REQUEST_SCHEMA)
+            self._steps = _Table(self.place(STEPS), STEP_SCHEMA)
+            self._decisions = _Table(self.place(DECISIONS), DECISION_SCHEMA)
         except OSError as why:
             raise _unwritable(folder, why) from None
+
+    def place(self, name: str) -> Path:
+        """Where to write the run's file `name`: under its name, or beside it until `close` has replaced a whole run."""
+        if not self._keeps:
+            return self.folder / name
+        self._placed.append(name)
+        return self._part(name)
+
+    @property
+    def can_discard(self) -> bool:
+        """Whether there is a complete earlier run that `discard` would leave as it was."""
+        return self._keeps
+
+    def discard(self) -> None:
+        """Drop this run instead of closing it; the earlier run stays."""
+        assert self._keeps, "nothing to go back to"
+        for table in (self._requests, self._steps, self._decisions):
+            table.close()
+        for name in self._placed:
+            self._part(name).unlink(missing_ok=True)
+
+    def _part(self, name: str) -> Path:
+        return self.folder / f"{name}.part"
+
+    def _begin(self) -> None:
+        """Nothing of an earlier run stays, and the folder is that of a run under way."""
+        for name in self._replaced:
+            (self.folder / name).unlink(missing_ok=True)
+        write_run_state(self.folder, RunState(state="partial", started=self._started))
 
     def spill(self) -> None:
         """Write what fills a row group; next to free when nothing does. Ctrl-C waits: no row is written twice."""
@@ -175,6 +213,11 @@ class RunWriter:
         try:
             for table in (self._requests, self._steps, self._decisions):
                 table.close()
+            if self._keeps:
+                self._keeps = False
+                self._begin()
+                for name in self._placed:
+                    self._part(name).replace(self.folder / name)
             self._write_samples()
         except OSError as why:
             raise _unwritable(self.folder, why) from None
@@ -249,6 +292,21 @@ def derived_columns(given: Mapping[str, F64], completed: np.ndarray[tuple[int], 
         "tpot_s": np.where(completed, metrics.tpot_s(first, last, given["output_tokens"]), np.nan),
         "e2e_s": np.where(completed, metrics.e2e_s(arrival, last), np.nan),
     }
+
+
+def _holds_complete_run(folder: Path) -> bool:
+    """Whether a complete run lies there; ConfigError for a folder with files that are no run."""
+    try:
+        if not folder.is_dir() or next(folder.iterdir(), None) is None:
+            return False
+        return read_run_state(folder).state == "complete"
+    except ConfigError:
+        raise ConfigError(
+            f"{folder}: has files and no run (no run.json of ours), so nothing is written there; choose a new or empty"
+            " folder with --out"
+        ) from None
+    except OSError as why:
+        raise _unwritable(folder, why) from None
 
 
 def _unwritable(folder: Path, why: OSError) -> ConfigError:

@@ -36,6 +36,8 @@ def import_trace(src: Path, dst: Path, options: ReadOptions | None = None) -> Im
     """Read `src` in whatever format and write it to `dst`. Raises TraceError; `dst` is then as it was before."""
     src, dst = Path(src), Path(dst)
     trace = open_trace(src, options)
+    if dst.exists() and dst.samefile(src):
+        raise TraceError(f"{dst}: is the trace that is read, and would be replaced; choose another name to write to")
     schema = trace.schema
     if trace.info.source is None:
         schema = schema.with_metadata({**schema.metadata, b"source": src.name.encode()})
@@ -79,8 +81,14 @@ def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterato
 
 @contextmanager
 def _whole_file(dst: Path) -> Iterator[Path]:
-    """A temporary file beside `dst` that takes its name at the end, or goes away if anything fails."""
+    """A temporary file beside `dst` that takes its name at the end, or goes away if anything fails.
+
+    A symbolic link stays, and what it names is written; devices, pipes and folders are refused.
+    """
+    asked, dst = dst, dst.resolve() if dst.is_symlink() else dst
     try:
+        if dst.exists() and not dst.is_file():
+            raise TraceError(f"{asked}: cannot be written: it is a {_kind(dst)}, not a file; choose another place")
         handle, name = tempfile.mkstemp(dir=dst.parent, prefix=f".{dst.name}.", suffix=".part")
         os.close(handle)
     except OSError as error:
@@ -95,6 +103,10 @@ def _whole_file(dst: Path) -> Iterator[Path]:
     finally:
         with suppress(FileNotFoundError):
             part.unlink()
+
+
+def _kind(path: Path) -> str:
+    return "folder" if path.is_dir() else "pipe" if path.is_fifo() else "device"
 
 
 def _umask() -> int:

@@ -69,12 +69,18 @@ class JournalReader:
             if getattr(options, name) is not None:
                 raise source.error(f"--{name.replace('_', '-')} has no effect on a journal; leave it out")
         block = _block_size(source)
+        demand = _demand(source)
         info = TraceInfo(
             path=source.path,
             format=self.name,
             time_unit="s",
             columns=tuple(column for column in COLUMNS if column != HASH_IDS or block is not None),
             hash_block_tokens=block,
+            synthetic=demand.get("synthetic") is True,
+            source=_text(demand, "source"),
+            licence=_text(demand, "licence"),
+            generator=_text(demand, "generator"),
+            seed=_text(demand, "seed"),
             notes=(
                 "at_s in s; output lengths as delivered; a later turn follows the end of the turn before it",
                 f"prompt content in blocks of {block} tokens"
@@ -89,6 +95,18 @@ class JournalReader:
             chunks=lambda batch_rows: _Reading(source, block, keep_unended).chunks(batch_rows),
             fields=FIELDS,
         )
+
+
+def _demand(source: Source) -> Json:
+    """What the header tells of the trace behind the run: `config.demand`; empty in journals without it."""
+    config = source.objects[0].get("config")
+    demand = config.get("demand") if isinstance(config, dict) else None
+    return demand if isinstance(demand, dict) else {}
+
+
+def _text(demand: Json, name: str) -> str | None:
+    value = demand.get(name)
+    return value if isinstance(value, str) else None
 
 
 def _block_size(source: Source) -> int | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,15 +18,17 @@ import xxhash
 
 from policies.cluster.controller import Controller, Policy
 from policies.cluster.journal import Header, Journal
+from policies.cluster.plain import JsonValue
 from policies.errors import ConfigError
 from policies.router.build import Maker
 from policies.router.build import build as build_router
 from policies.router.settings import RouterSettings
 from reports.build import build_report
 from reports.files import held_back
-from reports.record import RunWriter, finish_run
+from reports.record import OWN_FILES, RunWriter, finish_run
 from reports.report import Report
 from reports.sla import Sla, parse_sla
+from traces.errors import TraceError
 from traces.load import ReadOptions, Trace, open_trace
 from traces.transform import transform
 from twin import __version__
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
 CONFIG_TOML = "config.toml"
 JOURNAL = "journal.jsonl"
 FAULTS_JSON = "faults.json"
+OTHER_FILES = (CONFIG_TOML, JOURNAL, FAULTS_JSON)
+"""What a run folder has beside the files of the record and the report."""
 
 Progress = Callable[[int, int | None], None]
 
@@ -117,17 +121,17 @@ def _replay(
     policy = build_policy(config, groups[0].settings.block_size, explain=explain)
     drill = _drill(config)
     folder = out if out is not None else Path("runs") / (name or run_name(config))
-    writer = RunWriter(folder)
-    (folder / FAULTS_JSON).unlink(missing_ok=True)
+    _keep_inputs(folder, config)
+    writer = RunWriter(folder, others=OTHER_FILES)
     try:
-        with _journal_sink(folder, config, policy, wanted=journal) as sink:
+        with _journal_sink(writer, config, trace, policy, wanted=journal) as sink:
             controller = Controller([policy], sink) if drill is None else drill.controller(policy, sink)
             world = _world(config, trace, groups, controller, writer, progress, drill)
             complete = _simulate(world, config, writer, sink)
         report = None
         try:
             with held_back():
-                report = _report(config, folder, trace, groups, policy, sla, hash_known=world.keyed, tiers=world.tiers)
+                report = _report(config, folder, trace, groups, policy, sla, world)
             _pages(folder, report, html=html, perfetto=perfetto, complete=complete)
         except KeyboardInterrupt:
             complete = False
@@ -144,27 +148,49 @@ def _replay(
 
 
 def _simulate(world: MockWorld, config: Config, writer: RunWriter, journal: Journal | None) -> bool:
-    """Run the world, and keep its record however it ends; whether it went to its end, False after Ctrl-C."""
+    """Run the world, and keep its record however it ends; whether it went to its end, False after Ctrl-C.
+
+    Only a trace that turns out to be bad does not take the place of a complete run.
+    """
     complete = kept = False
     try:
         try:
             world.run()
             world.audit()
             complete = True
+        except TraceError:
+            if writer.can_discard:
+                writer.discard()
+                kept = True
+            raise
         finally:
             with held_back():
                 if not complete:
                     world.abandon()
-                writer.close()
-                (writer.folder / CONFIG_TOML).write_text(to_toml(config), encoding="utf-8")
-                if journal is not None:
-                    journal.flush()
-                kept = True
+                if not kept:
+                    writer.close()
+                    (writer.folder / CONFIG_TOML).write_text(to_toml(config), encoding="utf-8")
+                    if journal is not None:
+                        journal.flush()
+                    kept = True
     except KeyboardInterrupt:
         if not kept:
             raise
         return False
     return complete
+
+
+def _keep_inputs(folder: Path, config: Config) -> None:
+    """Refuse to replace what the run itself reads."""
+    ours = {*OWN_FILES, *OTHER_FILES}
+    for what, path in (("the trace", config.trace.path), ("the scenario", config.faults.path)):
+        if path is None:
+            continue
+        for place in (path.parent.resolve() / path.name, path.resolve()):
+            if place.parent == folder.resolve() and place.name in ours:
+                raise ConfigError(
+                    f"{path}: is {what} of this run and would be replaced by it; choose another folder with --out"
+                )
 
 
 def _pages(folder: Path, report: Report, *, html: bool, perfetto: bool, complete: bool) -> None:
@@ -286,32 +312,46 @@ def _report(
     groups: tuple[Group, ...],
     policy: Policy,
     sla: Sla | None,
-    *,
-    hash_known: bool,
-    tiers: Mapping[str, int],
+    world: MockWorld,
 ) -> Report:
-    no_effect = []
-    if config.trace.hash_block_tokens is not None and not hash_known:
+    no_effect, warnings = [], []
+    if config.trace.hash_block_tokens is not None and not world.keyed:
         no_effect.append("trace.hash_block_tokens has no effect: the trace has no hash ids")
-    meta = describe_run(config, groups, trace, policy, hash_known=hash_known, no_effect=tuple(no_effect))
-    return build_report(folder, replace(meta, tiers=tiers), sla)
+    if world.prioritised:
+        no_effect.append(
+            "priorities of the trace have no effect: every queue of this version is first come, first served"
+        )
+    if world.cut_short:
+        warnings.append(
+            f"answers cut short where the context was full (engine.max_model_len): {world.cut_short:,}; "
+            "they made fewer tokens than their trace rows say"
+        )
+    meta = describe_run(config, groups, trace, policy, hash_known=world.keyed, no_effect=tuple(no_effect))
+    return build_report(folder, replace(meta, tiers=world.tiers, warnings=(*meta.warnings, *warnings)), sla)
+
+
+def _demand_facts(trace: Trace) -> dict[str, JsonValue]:
+    """What the journal as a trace must not lose: whether its demand was made up, and where it came from."""
+    info = trace.info
+    named = (("source", info.source), ("licence", info.licence), ("generator", info.generator), ("seed", info.seed))
+    return {"synthetic": info.synthetic, **{name: value for name, value in named if value is not None}}
 
 
 @contextmanager
-def _journal_sink(folder: Path, config: Config, policy: Policy, *, wanted: bool) -> Iterator[Journal | None]:
+def _journal_sink(
+    writer: RunWriter, config: Config, trace: Trace, policy: Policy, *, wanted: bool
+) -> Iterator[Journal | None]:
     """The journal file of the run, open while it runs."""
-    path = folder / JOURNAL
-    path.unlink(missing_ok=True)
     if not wanted:
         yield None
         return
     header = Header(
         versions={"dynatwin": __version__},
-        config=to_plain(config),
+        config={**to_plain(config), "demand": _demand_facts(trace)},
         seed=config.seed,
         policies=(config.router.mode,),
     )
-    with path.open("w", encoding="utf-8") as file:
+    with writer.place(JOURNAL).open("w", encoding="utf-8") as file:
         yield Journal(file.write, header)
 
 

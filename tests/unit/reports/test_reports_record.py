@@ -140,6 +140,34 @@ def test_a_new_run_replaces_what_an_old_one_left(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("name", ["thesis.md", "requests.parquet", "run.json"])
+def test_a_folder_of_other_files_is_refused_and_left_alone(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"has files and no run .*--out"):
+        RunWriter(tmp_path)
+    assert [(path.name, path.read_text(encoding="utf-8")) for path in tmp_path.iterdir()] == [(name, "mine")]
+
+
+def test_a_complete_run_stays_until_the_next_one_is_closed(tmp_path: Path) -> None:
+    written(tmp_path, request_row(0))
+    finish_run(tmp_path, complete=True, cpu_s=1.0, wall_s=1.0)
+    (tmp_path / "journal.jsonl").write_text("old", encoding="utf-8")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    for discarded in (True, False):
+        writer = RunWriter(tmp_path, others=("journal.jsonl",))
+        writer.requests[0] = request_row(0, isl=7)
+        writer.place("journal.jsonl").write_text("new", encoding="utf-8")
+        if discarded:
+            writer.discard()
+            assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert RunRecord(tmp_path).requests.ints("isl").tolist() == [100]
+    writer.close()
+    assert RunRecord(tmp_path).requests.ints("isl").tolist() == [7]
+    assert not RunRecord(tmp_path).complete
+    assert (tmp_path / "journal.jsonl").read_text(encoding="utf-8") == "new"
+    assert {path.name for path in tmp_path.iterdir()} == before.keys()
+
+
 def test_a_run_is_partial_until_it_is_finished(tmp_path: Path) -> None:
     writer = RunWriter(tmp_path)
     assert read_run_state(tmp_path).state == "partial"

@@ -116,13 +116,6 @@ def test_permissions_are_those_of_any_new_file(tmp_path: Path) -> None:
     assert (tmp_path / "out.parquet").stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
-def test_a_file_may_be_imported_onto_itself(tmp_path: Path) -> None:
-    path = tmp_path / "t.parquet"
-    write_batches([numbered(100)], SCHEMA, path)
-    import_trace(path, path)
-    assert pq.read_table(path).num_rows == 100
-
-
 # ---------------------------------------------------------------- memory, start-up
 
 READ_ALL = """
@@ -180,3 +173,33 @@ def test_reading_needs_neither_pandas_nor_pyarrow_compute(shared: Path, root: Pa
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines() == ["150", "[]"], done.stderr
+
+
+def test_a_trace_is_not_written_over_itself(tmp_path: Path) -> None:
+    src, link = tmp_path / "a.csv", tmp_path / "link.csv"
+    src.write_text("arrival_s,isl,osl\n0,1,1\n", encoding="utf-8")
+    link.symlink_to(src)
+    for dst in (src, link):
+        with pytest.raises(TraceError, match="is the trace that is read"):
+            import_trace(src, dst)
+    assert src.read_text(encoding="utf-8") == "arrival_s,isl,osl\n0,1,1\n"
+
+
+@pytest.mark.parametrize(("target", "kind"), [("/dev/null", "device"), ("pipe", "pipe"), ("folder", "folder")])
+@pytest.mark.parametrize("linked", [False, True])
+def test_only_a_file_is_written(tmp_path: Path, target: str, kind: str, linked: bool) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / target)
+    with pytest.raises(TraceError, match=f"it is a {kind}, not a file"):
+        write_batches([numbered(1)], SCHEMA, link if linked else tmp_path / target)
+    assert link.is_symlink()
+
+
+def test_a_link_stays_and_what_it_names_is_written(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    for rows in (1, 2):
+        write_batches([numbered(rows)], SCHEMA, tmp_path / "link")
+        assert (tmp_path / "link").is_symlink()
+        assert pq.read_table(tmp_path / "real").num_rows == rows
