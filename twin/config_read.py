@@ -317,9 +317,9 @@ def _check_blocks(config: Config) -> None:
         if config.router.mode == "kv" and group.engine.block_size != first.engine.block_size:
             key = f"workers.{group.name}.engine.block_size"
             raise ConfigError(
-                f"{config.origins[key]}: {key} = {group.engine.block_size}, and the router would hash "
-                f"prompts by the {first.engine.block_size} of {first.name}: kv routing would see no overlap; give all groups one block_size, or take another "
-                "router.mode"
+                f"{config.origins[key]}: {key} = {group.engine.block_size}, and the router would hash prompts by the "
+                f"{first.engine.block_size} of {first.name}: kv routing would see no overlap; give all groups one "
+                "block_size, or take another router.mode"
             )
 
 
