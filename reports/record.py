@@ -23,7 +23,7 @@ from policies.errors import ConfigError
 from reports import metrics
 from reports.columns import F64, ColumnFile, Columns, numbers_to_arrow, text_to_arrow, to_arrow
 from reports.files import held_back, whole_file
-from reports.samples import STATE_NAMES, Sampler
+from reports.samples import STATE_NAMES, Sampler, Waits
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -77,6 +77,8 @@ DECISION_SCHEMA: Final = pa.schema(
     ]
 )  # fmt: skip
 SAMPLE_SCHEMA: Final = pa.schema([("at_s", _F), *((name, _I) for name in STATE_NAMES), ("step_s", _F)])
+
+AT, WORKER, WAITING = (SAMPLE_SCHEMA.get_field_index(name) for name in ("at_s", "worker_id", "waiting"))
 
 REQUEST_COLUMNS: Final = tuple(REQUEST_SCHEMA.names)
 STEP_COLUMNS: Final = tuple(STEP_SCHEMA.names)
@@ -152,6 +154,7 @@ class RunWriter:
         self._next_row = 0  # first row that is not written yet
         self._ready_to = 0  # rows from _next_row up to here are all in `requests`
         self._sampler = Sampler()
+        self._waits = Waits()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if not self._keeps:
@@ -243,6 +246,7 @@ class RunWriter:
         }
         completed = np.array([status == "completed" for status in given["status"]])
         numbers |= derived_columns(numbers, completed)
+        self._waits.add(numbers)
         arrays = {name: numbers_to_arrow(column, REQUEST_SCHEMA.field(name).type) for name, column in numbers.items()}
         arrays |= {name: text_to_arrow(values) for name, values in given.items() if name not in numbers}
         self._put(self._requests, arrays)
@@ -268,6 +272,7 @@ class RunWriter:
     def _write_samples(self) -> None:
         table = _Table(self.folder / SAMPLES, SAMPLE_SCHEMA)
         columns = np.ascontiguousarray(self._sampler.rows().T)
+        columns[WAITING] = self._waits.at(columns[WORKER], columns[AT])
         pairs = zip(SAMPLE_SCHEMA, columns, strict=True)
         table.write({field.name: numbers_to_arrow(column, field.type) for field, column in pairs})
         table.close()

@@ -1,23 +1,27 @@
 """The state of each worker at whole virtual seconds, taken from its steps as they are written.
 
 A sample at second t is the step that covers t (start <= t < end), so a worker without work has no row. Which seconds
-are kept depends only on what was open when, never on the order or the size of the batches.
+are kept depends only on what was open when, never on the order or the size of the batches. `waiting` is the exception:
+the requests that had been dispatched to the worker and not been admitted yet, from their own time stamps.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
 
-from reports.columns import F64, I64
+from reports.columns import F64, I64, distinct
 from reports.gaps import positions
 
 MAX_SAMPLES: Final = 10_000
 """Rows of samples.parquet at most: enough for any plot, and a file that opens at once."""
 
 STATE_NAMES: Final = ("worker_id", "running", "waiting", "active_blocks", "cached_blocks", "decodes", "prefill_tokens")
-"""Columns taken over from the step; `step_s`, the mean length of its steps, is added."""
+"""Columns taken over from the step (`waiting` until `Waits` replaces it); `step_s`, the mean length of its steps, is
+added. The blocks are those of the row in steps.parquet, so a leap shows what it came to; `step_s` may differ in its
+last digits. All else is the same with and without leaps."""
 
 
 class Sampler:
@@ -66,3 +70,40 @@ class Sampler:
         self.stride_s *= 2
         self._kept = [part[part[:, 0] % self.stride_s == 0] for part in self._kept]
         self._rows = sum(len(part) for part in self._kept)
+
+
+class Waits:
+    """Who waited at a whole second: dispatched (dispatch_s <= t) and not admitted for the first time (t < admit_s).
+
+    The worker is the one that computes the prompt: prefill_worker_id where there is one, else worker_id (of a request
+    that migrated, the last). A request that was never admitted does not count. Nothing depends on how steps were cut.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[F64] = []
+
+    def add(self, requests: Mapping[str, F64]) -> None:
+        """Take what waited over a whole second; nothing else can be in a sample, so most requests are forgotten."""
+        worker, dispatch, admit = waits_of(requests)
+        seen = np.ceil(dispatch) < np.ceil(admit)
+        self._kept.append(np.stack([worker[seen], dispatch[seen], admit[seen]]))
+
+    def at(self, worker_ids: F64, at_s: F64) -> F64:
+        """How many waited for each of these workers at these whole seconds."""
+        waiting = np.zeros(len(at_s))
+        worker, dispatch, admit = np.concatenate(self._kept, axis=1) if self._kept else np.empty((3, 0))
+        for worker_id in distinct(worker.astype(np.int64)):
+            asked, mine = worker_ids == worker_id, worker == worker_id
+            came, left = np.sort(dispatch[mine]), np.sort(admit[mine])
+            times = at_s[asked]
+            waiting[asked] = np.searchsorted(came, times, side="right") - np.searchsorted(left, times, side="right")
+        return waiting
+
+
+def waits_of(requests: Mapping[str, F64]) -> tuple[F64, F64, F64]:
+    """(worker, dispatch_s, admit_s) of the requests that waited, from these columns of requests.parquet."""
+    prefill = requests["prefill_worker_id"]
+    worker = np.where(np.isnan(prefill), requests["worker_id"], prefill)
+    dispatch, admit = requests["dispatch_s"], requests["admit_s"]
+    waited = dispatch < admit  # false where one of them is missing
+    return worker[waited], dispatch[waited], admit[waited]

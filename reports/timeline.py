@@ -16,11 +16,13 @@ from reports import metrics
 from reports.columns import F64, I64, Bools, Columns
 from reports.gaps import GAP_COLUMNS, GapRows, positions
 from reports.record import RunRecord
+from reports.samples import waits_of
 
-STEP_COLUMNS: Final = (*GAP_COLUMNS, "kind", "worker_id", "start_s", "end_s", "running", "waiting", "active_blocks",
-                       "decodes", "prefill_tokens")  # fmt: skip
+STEP_COLUMNS: Final = (*GAP_COLUMNS, "kind", "worker_id", "start_s", "end_s", "running", "active_blocks", "decodes",
+                       "prefill_tokens")  # fmt: skip
 GAP_QUANTILES: Final = (0.50, 0.95)
-LEVELS: Final = ("running", "waiting", "active_blocks")
+LEVELS: Final = ("running", "active_blocks")
+_WAIT_COLUMNS: Final = ("worker_id", "prefill_worker_id", "dispatch_s", "admit_s")
 
 _BIN_SHIFT: Final = 45
 """Keeps 7 bits of a float's mantissa: 128 bins per factor of two."""
@@ -33,7 +35,8 @@ _BINS: Final = (int(np.float64(1e6).view(np.int64)) >> _BIN_SHIFT) - _LOWEST_BIN
 class Timeline:
     """Buckets between `edges_s` (n + 1 of them). Arrays are [bucket] or [worker, bucket]; NaN where nothing was.
 
-    `levels` are time-weighted means with idle time as 0; `busy` is the share of the bucket spent in steps; quantiles
+    `levels` are time-weighted means with idle time as 0, `waiting` (reports/samples.py says who waits) from the
+    requests and the rest from the steps; `busy` is the share of the bucket spent in steps; quantiles
     are rows p50, p95, max. TTFT belongs to the bucket of the arrival, a gap to that of its end.
     """
 
@@ -75,7 +78,10 @@ def timeline(record: RunRecord, worker_ids: tuple[int, ...], buckets: int | None
     return Timeline(
         edges_s=edges,
         worker_ids=worker_ids,
-        levels={name: steps.level_s[name] / width for name in LEVELS},
+        levels={
+            **{name: steps.level_s[name] / width for name in LEVELS},
+            "waiting": _waiting_s(requests, edges, worker_ids) / width,
+        },
         busy=steps.busy_s / width,
         output_tokens_per_s=(steps.tokens + _first_tokens(requests, edges)) / width,
         prompt_tokens_per_s=steps.prompt_tokens / width,
@@ -98,6 +104,25 @@ def _first_tokens(requests: Columns, edges: F64) -> F64:
     """First tokens come with the prompt and make no gap, so steps do not count them."""
     first = requests.floats("first_token_s")
     return np.histogram(first[np.isfinite(first)], edges)[0].astype(np.float64)
+
+
+def _waiting_s(requests: Columns, edges: F64, worker_ids: tuple[int, ...]) -> F64:
+    """The seconds that requests waited, by worker and bucket."""
+    worker, dispatch, admit = waits_of({name: requests.floats(name) for name in _WAIT_COLUMNS})
+    out = np.zeros((len(worker_ids), len(edges) - 1))
+    for place, worker_id in enumerate(worker_ids):
+        mine = worker == worker_id
+        waited = _seconds_since(dispatch[mine], edges) - _seconds_since(admit[mine], edges)
+        out[place] = np.maximum(np.diff(waited), 0.0)
+    return out
+
+
+def _seconds_since(moments: F64, edges: F64) -> F64:
+    """For each edge, the sum of the seconds since the moments before it; counted from the first edge for precision."""
+    moments = np.sort(moments) - edges[0]
+    before = np.searchsorted(moments, edges - edges[0])
+    since: F64 = before * (edges - edges[0]) - np.concatenate([[0.0], np.cumsum(moments)])[before]
+    return since
 
 
 def _quantiles_over_time(at_s: F64, values: F64, edges: F64) -> F64:

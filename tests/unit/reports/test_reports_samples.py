@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders_reports import step_row
+from builders_reports import request_row, step_row
 
-from reports.record import RunRecord, RunWriter
+from reports.record import GIVEN_COLUMNS, RunRecord, RunWriter
 from reports.samples import MAX_SAMPLES
 
 
@@ -51,3 +51,36 @@ def test_thinning_does_not_depend_on_how_steps_are_cut(tmp_path: Path) -> None:
     edges = np.linspace(0.0, 45_000.0, 3_001)
     pieces = [step_row(0, float(a), float(b)) for a, b in pairwise(edges)]
     assert samples(tmp_path / "cut", *pieces) == samples(tmp_path / "whole", step_row(0, 0.0, 45_000.0))
+
+
+def test_waiting_is_counted_from_the_requests_by_the_worker_that_computes_the_prompt(tmp_path: Path) -> None:
+    draw = np.random.default_rng(5)
+    rows = []
+    for row in range(400):
+        dispatch_s, wait_s = float(draw.integers(0, 60)) / 4, float(draw.integers(0, 24)) / 4
+        prefill = int(draw.integers(0, 3)) if draw.random() < 0.3 else None
+        rows.append(
+            request_row(
+                row, worker_id=int(draw.integers(0, 3)), prefill_worker_id=prefill, dispatch_s=dispatch_s,
+                admit_s=dispatch_s + wait_s if draw.random() < 0.9 else None,
+            )
+        )  # fmt: skip
+    rows.append(request_row(400, "rejected", worker_id=None, dispatch_s=None, admit_s=None))
+    writer = RunWriter(tmp_path)
+    writer.requests.update({row[0]: row for row in rows})
+    writer.steps.extend(step_row(worker, 0.0, 20.0) for worker in range(3))
+    writer.close()
+    columns = RunRecord(tmp_path).samples
+    place = {name: GIVEN_COLUMNS.index(name) for name in GIVEN_COLUMNS}
+
+    def waits(row: tuple[object, ...], worker: int, at_s: float) -> bool:
+        prefill, decode = row[place["prefill_worker_id"]], row[place["worker_id"]]
+        dispatch_s, admit_s = row[place["dispatch_s"]], row[place["admit_s"]]
+        mine = (decode if prefill is None else prefill) == worker
+        return mine and admit_s is not None and dispatch_s <= at_s < admit_s  # type: ignore[operator,return-value]
+
+    told = zip(columns.ints("worker_id"), columns.floats("at_s"), columns.ints("waiting"), strict=True)
+    found = [(int(worker), float(at_s), int(count)) for worker, at_s, count in told]
+    assert len(found) == 60
+    assert found == [(w, t, sum(waits(row, w, t) for row in rows)) for w, t, _ in found]
+    assert max(count for _, _, count in found) > 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +76,18 @@ def test_a_stall_shows_in_its_bucket(tmp_path: Path) -> None:
     assert np.nanmedian(median) == pytest.approx(0.010, rel=0.01)
     worst = int(np.nanargmax(longest))
     assert over.edges_s[worst] <= 7.02 <= over.edges_s[worst + 1] + 0.5
+
+
+def test_waiting_is_the_mean_of_who_was_dispatched_and_not_admitted(tmp_path: Path) -> None:
+    asks = [Ask(0.0, 10, 500), Ask(1.0, 10, 100), Ask(2.5, 10, 100), Ask(20.0, 10, 100)]
+    toy = run_toy(tmp_path, asks, Toy(max_seqs=1))
+    over = timeline(RunRecord(toy.folder), (0,), buckets=40)
+    requests = RunRecord(toy.folder).requests
+    spans = list(zip(requests.floats("dispatch_s"), requests.floats("admit_s"), strict=True))
+    for bucket, (low, high) in enumerate(pairwise(over.edges_s)):
+        waited_s = sum(max(0.0, min(high, admit) - max(low, dispatch)) for dispatch, admit in spans)
+        assert over.levels["waiting"][0, bucket] == pytest.approx(waited_s / (high - low), abs=1e-9)
+    assert over.levels["waiting"].max() == pytest.approx(2.0)
 
 
 def test_buckets_without_anything_are_undefined_or_zero(tmp_path: Path) -> None:
