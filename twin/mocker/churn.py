@@ -156,6 +156,11 @@ class Churn:
         if timeout_s is not None:
             world.call(instant(world.clock.now + timeout_s), _FAULT, lambda: self._cut_short(worker))
 
+    def on_freed(self, worker: MockWorker) -> None:
+        """A worker has given blocks back: it leaves if it is draining and these were the last."""
+        if self.draining.get(worker.worker_id) is worker:
+            self.check_drained()
+
     def check_drained(self) -> None:
         """Let draining workers go that have nothing left."""
         world = self._world

@@ -220,6 +220,7 @@ class Handoffs:
         post: Callable[[Event], None],
         close: Callable[[OpenRequest, str, str | None], None],
         interrupt: Callable[[OpenRequest, MockWorker], None],
+        freed: Callable[[MockWorker], None],
     ) -> None:
         self._clock = clock
         self.rules = rules
@@ -229,6 +230,7 @@ class Handoffs:
         self._post = post
         self._close = close
         self._interrupt = interrupt
+        self._freed = freed
         self._sides: dict[WorkerId, _Side] = {}
         self._by_src: dict[Sequence, Handoff] = {}
         self._asked = 0
@@ -374,6 +376,7 @@ class Handoffs:
         handoff.released_s = self._clock.now
         source.engine.release(src)
         source.nudge()
+        self._freed(source)
 
     # ------------------------------------------------------------ destination
 
@@ -503,6 +506,7 @@ class Handoffs:
                 handoff.lease.cancel()
         source.engine.cancel(src)
         source.nudge()
+        self._freed(source)
 
     def _give_up_room(self, handoff: Handoff) -> None:
         dest, dst = handoff.dest, handoff.dst
@@ -524,6 +528,7 @@ class Handoffs:
         side.refused = False
         side.worker.nudge()
         self._try_now(side)
+        self._freed(side.worker)
 
     def stop(self, worker: MockWorker) -> None:
         """A worker is down: nothing moves to it or from it any more."""

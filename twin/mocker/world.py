@@ -141,6 +141,7 @@ class MockWorld:
                 post=self.post,
                 close=self._close,
                 interrupt=self.churn.interrupt,
+                freed=self.churn.on_freed,
             )
         self._decode_events = handoff is not None and handoff.decode_kv_events
         for spec in workers:
@@ -411,7 +412,7 @@ class MockWorld:
         if self.handoffs is not None:
             self.handoffs.on_step(worker, outcome)
         if self.churn.draining:
-            self.churn.check_drained()
+            self.churn.on_freed(worker)
 
     def _whose(self, seq: EngineSequence) -> OpenRequest | None:
         """The open request that a leg belongs to; None when it ended, or went on elsewhere, in the running step."""
