@@ -324,23 +324,39 @@ def _unwritable(folder: Path, why: OSError) -> ConfigError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """How a run went on the machine that made it; null while it is not over."""
+    """How a run went on the machine that made it; null while it is not over.
+
+    `asked_requests` is how many requests it was to run, where that is known before the end of the trace.
+    """
 
     state: Literal["complete", "partial"]
     started: str
     cpu_s: float | None = None
     wall_s: float | None = None
+    asked_requests: int | None = None
 
 
 def finish_run(
-    folder: Path, *, complete: bool, cpu_s: float, wall_s: float, versions: Mapping[str, str] | None = None
+    folder: Path,
+    *,
+    complete: bool,
+    cpu_s: float,
+    wall_s: float,
+    asked_requests: int | None = None,
+    versions: Mapping[str, str] | None = None,
 ) -> RunState:
     """Say in run.json that the run is over; `complete` False keeps it partial (stopped half-way).
 
     `versions` adds what the caller knows, such as its own version or that of a live engine.
     """
     before = read_run_state(folder)
-    state = RunState(state="complete" if complete else "partial", started=before.started, cpu_s=cpu_s, wall_s=wall_s)
+    state = RunState(
+        state="complete" if complete else "partial",
+        started=before.started,
+        cpu_s=cpu_s,
+        wall_s=wall_s,
+        asked_requests=asked_requests,
+    )
     write_run_state(folder, state, versions or {})
     return state
 
@@ -359,7 +375,8 @@ def read_run_state(folder: Path) -> RunState:
     path = folder / RUN_JSON
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
-        return RunState(**{name: plain[name] for name in ("state", "started", "cpu_s", "wall_s")})
+        known = {name: plain[name] for name in ("state", "started", "cpu_s", "wall_s")}
+        return RunState(**known, asked_requests=plain.get("asked_requests"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; {folder} is no run folder") from None
     except (ValueError, KeyError, TypeError, OSError) as why:

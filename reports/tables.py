@@ -27,9 +27,11 @@ def report_text(
 ) -> str:
     """The report in at most `width` columns; its last line is `path`, where the rest of it lies.
 
-    `run` adds what the run cost; it is no part of the report because it differs between equal runs.
+    `run` adds what the run cost, and that it was stopped; it is no part of the report because it differs between equal
+    runs.
     """
     blocks = [
+        _facts(_stopped(report, run)),
         _facts(_what_ran(report)),
         _latency_table(report),
         _facts(_what_came_out(report)),
@@ -74,6 +76,18 @@ def _facts(rows: Iterator[Fact]) -> RenderableType | None:
     for label, words, style in rows:
         grid.add_row(Text(label, style="bold"), Text(words, style=style))
     return grid if grid.row_count else None
+
+
+def _stopped(report: Report, run: RunState | None) -> Iterator[Fact]:
+    if run is not None and run.state == "partial":
+        yield "PARTIAL:", partial_line(report, run), "red"
+
+
+def partial_line(report: Report, run: RunState) -> str:
+    """How far a run came that was stopped half-way."""
+    had = text.count(report.demand.requests)
+    of = "" if run.asked_requests is None else f" of {text.count(run.asked_requests)}"
+    return f"stopped after {had}{of} requests of the trace; every figure is of these alone"
 
 
 def _what_ran(report: Report) -> Iterator[Fact]:

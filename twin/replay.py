@@ -142,7 +142,14 @@ def _replay(
     ended = os.times()
     cpu_s = ended.user + ended.system - started.user - started.system
     versions = {"dynatwin": __version__, "xxhash": xxhash.VERSION}
-    finish_run(folder, complete=complete, cpu_s=cpu_s, wall_s=time.monotonic() - began, versions=versions)
+    finish_run(
+        folder,
+        complete=complete,
+        cpu_s=cpu_s,
+        wall_s=time.monotonic() - began,
+        asked_requests=_asked_requests(config.trace, trace),
+        versions=versions,
+    )
     missed = drill.finish(world, folder, report, partial=not complete) if drill is not None else ()
     return Replayed(folder=folder, report=report, complete=complete, missed=missed)
 
@@ -178,6 +185,15 @@ def _simulate(world: MockWorld, config: Config, writer: RunWriter, journal: Jour
             raise
         return False
     return complete
+
+
+def _asked_requests(cut: TraceConfig, trace: Trace) -> int | None:
+    """How many requests the run was to have; None where only reading the trace to its end would tell."""
+    rows = trace.info.rows
+    if rows is None or cut.start_s is not None or cut.end_s is not None:
+        return None
+    rows -= sum(trace.skipped.values())
+    return min(rows, cut.limit or rows)
 
 
 def _keep_inputs(folder: Path, config: Config) -> None:

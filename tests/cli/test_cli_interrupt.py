@@ -95,7 +95,10 @@ def test_ctrl_c_after_the_simulation_keeps_the_record_and_the_report(press: Pres
 def test_what_was_not_made_is_left_out_and_can_be_made_later(press: Press, twin) -> None:
     stopped = press(AT["the page is written"])
     assert "report.html" not in stopped.files
-    assert twin("report", stopped.folder).code == 0
+    again = twin("report", stopped.folder)
+    assert again.code == 0
+    for told in (stopped.out, again.out):
+        assert told.split("\n")[0].split()[:4] == ["PARTIAL:", "stopped", "after", "3"]
     assert "PARTIAL" in (stopped.folder / "report.html").read_text(encoding="utf-8")
 
 

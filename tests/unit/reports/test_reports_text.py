@@ -107,3 +107,11 @@ def test_the_cost_is_left_out_while_it_is_not_known(report: Report) -> None:
 
 def test_hit_rate_without_hash_ids_reads_na(report: Report) -> None:
     assert "hit rate n/a" in report_text(replace(report, hit_rate=None), path="x")
+
+
+@pytest.mark.parametrize(("asked", "shown"), [(1_000, "251 of 1,000 requests"), (None, "251 requests")])
+def test_a_partial_run_says_so_first(report: Report, asked: int | None, shown: str) -> None:
+    stopped = replace(DONE, state="partial", asked_requests=asked)
+    first = report_text(report, path="x", run=stopped).splitlines()[0]
+    assert " ".join(first.split()) == f"PARTIAL: stopped after {shown} of the trace; every figure is of these alone"
+    assert "PARTIAL" not in report_text(report, path="x", run=DONE)
