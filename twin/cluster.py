@@ -191,7 +191,7 @@ def _settings(group: WorkerGroup, seed: int, *, peer: bool, leap: bool) -> Engin
         sizes["host"] = _host_tier(group)
     if engine.kind == "sglang":
         return SglangSettings(
-            **sizes,
+            **(sizes | {"max_num_batched_tokens": engine.chunked_prefill_size}),  # what a step can take in
             exclusive_prefill=False,
             preemption="lifo",
             schedule_policy=engine.schedule_policy,

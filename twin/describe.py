@@ -99,6 +99,8 @@ def cluster_line(group: Group) -> str:
         engine += f", each of {settings.ranks} ranks"
     if config.engine.kind == "trtllm":
         engine += f", {config.engine.capacity_policy}"
+    if config.engine.kind == "sglang":
+        engine += f", {config.engine.schedule_policy}"
     if settings.speculation is not None:
         engine += f", drafts accepted {'/'.join(f'{rate:g}' for rate in settings.speculation.accept_rates)}"
     layout = f"TP {config.tp}"
