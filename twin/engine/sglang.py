@@ -483,10 +483,12 @@ class SglangEngine:
         reserve = min(seq.outputs_limit - seq.outputs, settings.clip_max_new_tokens)
         self._give_back(seq)
         room_tokens = settings.blocks * settings.block_size
-        reason = (
-            f"{seq.length} tokens and a reserve of {reserve} outputs need more than the pool of {room_tokens} tokens"
-        )
-        self._fail(seq, step, reason)
+        first = min(self._whole(seq.length), settings.chunked_prefill_size)
+        if first > settings.max_prefill_tokens:
+            why = f"a chunk of {first} tokens exceeds max_prefill_tokens {settings.max_prefill_tokens}"
+        else:
+            why = f"{seq.length} tokens and a reserve of {reserve} outputs exceed the KV pool of {room_tokens} tokens"
+        self._fail(seq, step, why)
         return step
 
     def _restart_begun(self, queue: Iterable[Sequence], step: StepPlan, but: Sequence | None = None) -> int:
@@ -498,7 +500,7 @@ class SglangEngine:
         return len(begun)
 
     def _fail(self, seq: Sequence, step: StepPlan, reason: str) -> None:
-        seq.finish_reason = f"kv pool exhausted: {reason}"
+        seq.finish_reason = f"can never go on: {reason}"
         if self.settings.abort_when_stuck:
             raise EngineError(f"request {seq.request_id!r}: {seq.finish_reason}")
         step.failed.append(seq)
