@@ -18,12 +18,13 @@ TEST_READY := $(VENV)/.ready-test
 export PYTHONDONTWRITEBYTECODE :=
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: help install replay test quick lint bench clean
+.PHONY: help install replay test quick nightly lint bench clean
 
 help:
 	@echo 'make replay   replay the bundled trace on the default cluster and say where the report is'
 	@echo 'make test     run every test (about 5 minutes on 2 cores)'
 	@echo 'make quick    run the tests that take less than a few seconds each'
+	@echo 'make nightly  the property tests with 10,000 examples each, other ones every time (hours)'
 	@echo 'make lint     ruff, formatting and mypy'
 	@echo 'make bench    speed figures, printed'
 	@echo 'make install  only make the environment in $(VENV)'
@@ -39,6 +40,9 @@ test: $(TEST_READY)
 
 quick: $(TEST_READY)
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m 'not slow' $(PYTEST_ARGS)
+
+nightly: $(TEST_READY)
+	@HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/property $(PYTEST_ARGS)
 
 lint: $(TEST_READY)
 	@$(BIN)/ruff check .

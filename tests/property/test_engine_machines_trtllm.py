@@ -5,9 +5,7 @@ After every move the books are recounted; at the end everybody has ended once an
 
 from __future__ import annotations
 
-import os
-
-from hypothesis import settings
+from examples import examples
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from simulate import engine_settings
@@ -201,6 +199,4 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 TestEngineMachine = EngineMachine.TestCase
-TestEngineMachine.settings = settings(
-    max_examples=10_000 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 300, stateful_step_count=30
-)
+TestEngineMachine.settings = examples(300, stateful_step_count=30)

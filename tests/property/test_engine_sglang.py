@@ -5,11 +5,11 @@ And driven at random (submits, steps cut short, cancels, hand-offs, tiny pools) 
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 import test_engine_machines_trtllm
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 from naive_sglang import Job, NaiveSglang
@@ -174,6 +174,4 @@ class SglangMachine(test_engine_machines_trtllm.EngineMachine):
 
 
 TestSglangMachine = SglangMachine.TestCase
-TestSglangMachine.settings = settings(
-    max_examples=10_000 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 300, stateful_step_count=30
-)
+TestSglangMachine.settings = examples(300, stateful_step_count=30)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from naive_engine import Job, NaiveEngine, tokens_of
 from naive_trtllm import NaiveGroup, NaiveTrtllm
@@ -40,7 +41,7 @@ def naive_of(options: dict, latency: LatencyModel, policy: str | None) -> NaiveE
         max_num_seqs=options["max_num_seqs"],
         budget=options["max_num_batched_tokens"],
         caching=options["prefix_caching"],
-        chunked=options["chunked_prefill"],
+        chunked=options["chunked_prefill"] and not (options["exclusive_prefill"] and policy is None),
         exclusive=options["exclusive_prefill"] and policy is None,
         preemption=options["preemption"] if policy is None else "lifo",
     )
@@ -114,7 +115,7 @@ def ranked(options: dict, policy: str | None, ranks: int, interval: int = 1) -> 
 # ---------------------------------------------------------------- leaping
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(
     traces(),
     engines(),

@@ -6,14 +6,14 @@ lost or made twice, and leaping changes nothing that anybody can see.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
 from builders import router_settings
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from simulate import CacheWatcher, EventLog, RowsDemand, engine_settings, trace_row
 from test_engine_against_naive import KEY_TOKENS, traces
@@ -38,7 +38,7 @@ from twin.perf.polynomial import PolynomialLatency
 from twin.perf.protocol import LatencyModel
 from twin.perf.slowed import Slowed
 
-EXAMPLES = settings(max_examples=10_000 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 300)
+EXAMPLES = examples(300)
 FIXED = FixedLatency(prefill_s=0.005, prefill_s_per_token=0.001, decode_s=0.01)
 
 

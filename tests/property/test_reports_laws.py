@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from builders_reports import Ask, Toy, run_toy
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from reports.build import build_report
@@ -150,7 +151,7 @@ def test_distinct_is_what_sets_say(values: list[int]) -> None:
 asks = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 300), st.integers(1, 12)), min_size=1, max_size=12)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(asks, st.integers(1, 3), st.booleans())
 def test_pooled_gaps_of_any_run_are_those_of_its_tokens(
     rows: list[tuple[int, int, int]], seqs: int, leap: bool
@@ -168,7 +169,7 @@ def test_pooled_gaps_of_any_run_are_those_of_its_tokens(
         assert report.counts.completed + report.counts.rejected == len(demand)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(asks, st.randoms(use_true_random=False))
 def test_a_report_does_not_depend_on_the_order_of_step_rows(rows: list[tuple[int, int, int]], order) -> None:  # type: ignore[no-untyped-def]
     demand = [Ask(tenths / 10, isl, osl) for tenths, isl, osl in sorted(rows)]
@@ -204,7 +205,7 @@ def same_but_for_rounding(one: Distribution, two: Distribution) -> bool:
     return near and all(getattr(one, name) == getattr(two, name) for name in exact)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(st.lists(st.integers(0, 60), min_size=2, max_size=20, unique=True))
 def test_samples_are_the_seconds_that_steps_cover(cuts: list[int]) -> None:
     edges = [cut / 4 for cut in sorted(cuts)]

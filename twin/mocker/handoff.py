@@ -557,13 +557,13 @@ class Handoffs:
         return side
 
     def _do(self, worker: MockWorker | None, command: Callable[[], None]) -> None:
-        """At once on an idle worker, at the end of its step on a busy one."""
+        """At once between steps of a worker, at the end of its step within one."""
         assert worker is not None
-        if worker.busy:
-            self._side(worker).deferred.append(command)
-            worker.cut()
-        else:
+        if worker.between_steps():
             command()
+        else:
+            self._side(worker).deferred.append(command)
+        worker.cut()
 
     def _queue_changed(self, side: _Side) -> None:
         side.worker.attentive = bool(side.pending) and not side.refused
