@@ -17,6 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulate import CacheWatcher, EventLog, RowsDemand, engine_settings, trace_row
 from test_engine_against_naive import KEY_TOKENS, traces
+from test_engine_sglang import engines as sglang_engines
+from test_engine_sglang import sglang_settings
 from test_engine_trtllm_and_ranks import trtllm_settings
 
 from policies.cluster.actions import Action
@@ -227,6 +229,14 @@ def test_leaping_changes_nothing_under_faults_of_trtllm(
     rows: list[Row], options: dict, program: list[Blow], policy: str
 ) -> None:
     _same(rows, program, trtllm_settings(options, policy), FIXED, "kv", 0.0)
+
+
+@EXAMPLES
+@given(traces(), sglang_engines(), blows(ties=True), st.sampled_from(["kv", "least-loaded"]))
+def test_leaping_changes_nothing_under_faults_of_sglang(
+    rows: list[Row], options: dict, program: list[Blow], mode: str
+) -> None:
+    _same(rows, program, sglang_settings(**options), FIXED, mode, 0.0)
 
 
 def _same(

@@ -218,6 +218,12 @@ class SglangEngine:
 
         Raises EngineError when requests are open and none of them can ever proceed.
         """
+        step = self._plan(now_s)
+        if step is not None:
+            step.waiting = len(self.waiting) + len(self.activated)
+        return step
+
+    def _plan(self, now_s: float) -> StepPlan | None:
         step = StepPlan(now_s)
         self._certain = 0
         if self.activated:
@@ -549,7 +555,7 @@ class SglangEngine:
         need = batch.crossings(steps)
         if need and not self.pool.take(need):
             raise InvariantError(f"radix cache: {need} pages for decode steps, {self.pool.room} of them there")
-        load = (len(self.running), len(self.waiting) + len(self.activated))
+        load = (len(self.running), step.waiting)
         firsts = sum(1 for seq in self._silent if seq.first_token_s is None)
         self._log.decode(step, self._epoch, batch, self.pool, load, firsts)
         self._epoch.done += steps
@@ -565,12 +571,12 @@ class SglangEngine:
         """The planned step is over: hand out its tokens, let the finished go, take the entering into the batch."""
         outcome = Outcome()
         if step.literal:
-            self._log.literal(step, self.batch, self.pool, (len(self.running), len(self.waiting)))
+            self._log.literal(step, self.batch, self.pool, (len(self.running), step.waiting))
             for seq in step.failed:
                 seq.phase = Phase.DONE
                 outcome.ended.append(seq)
         elif step.mixed:
-            load = (len(self.running) + len(self._prefilled), len(self.waiting) + len(self.activated))
+            load = (len(self.running) + len(self._prefilled), step.waiting)
             self._log.mixed(step, self.batch, self.pool, load)
             self._commit_prefill(step, outcome)
         else:

@@ -72,9 +72,7 @@ def test_leaping_changes_nothing_for_unlike_workers(mixed) -> None:
 def test_a_router_that_compares_blocks_refuses_two_sizes_with_both_numbers(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text(GROUPS, encoding="utf-8")
-    with pytest.raises(
-        ConfigError, match=r"large\.engine\.block_size = 64, and the router .* the 16 of small"
-    ):
+    with pytest.raises(ConfigError, match=r"large\.engine\.block_size = 64, and the router .* the 16 of small"):
         load(file, sets=["router.mode=kv"])
 
 
