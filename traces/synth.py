@@ -28,6 +28,7 @@ from traces.schema import (
     META_SOURCE,
     META_SYNTHETIC,
     OSL,
+    SPAN_LIMIT_S,
     TOKENS_LIMIT,
     canonical_schema,
 )
@@ -41,6 +42,12 @@ _MOONCAKE_SOURCE = "figures fitted to the Mooncake FAST25 conversation trace, fi
 _MOONCAKE_LICENCE = "figures derived from data under Apache-2.0; cite Qin et al., Mooncake, FAST 2025"
 _FIRST_GUESS = 1.2
 """How much longer than expected the first draw is when a number of rows is asked for."""
+
+_MOST_ROWS = 100_000_000
+"""Rows are held in memory until they are written."""
+
+_WIDEST_CV = 100.0
+"""Beyond it nearly every gap is too small for a float, and no number of gaps gets anywhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,19 +118,28 @@ def _by_duration(generator: Synthesiser, options: SynthOptions) -> Drawn:
 
 def _by_rows(generator: Synthesiser, options: SynthOptions, rows: int) -> Drawn:
     """The first `rows` requests: every draw is a prefix of a longer one, so draw until there are enough."""
-    duration_s = max(60.0, _FIRST_GUESS * rows / (generator.usual_rps or options.rate_rps or 1.0))
+    duration_s = _FIRST_GUESS * rows / (generator.usual_rps or options.rate_rps or 1.0)
+    if generator.usual_rps is not None:  # a fitted rate is a mean over minutes
+        duration_s = max(60.0, duration_s)
     while len((drawn := generator.draw(duration_s, options)).arrival_s) < rows:
         duration_s *= 2
+        if duration_s > 4 * SPAN_LIMIT_S:
+            raise _too_long(duration_s)
     ids = None if drawn.ids is None else drawn.ids.take(np.arange(rows))
     return Drawn(drawn.arrival_s[:rows], drawn.isl[:rows], drawn.osl[:rows], ids)
 
 
 def _table(name: str, generator: Synthesiser, options: SynthOptions, drawn: Drawn) -> pa.Table:
+    if drawn.arrival_s[-1] - drawn.arrival_s[0] > SPAN_LIMIT_S:
+        raise _too_long(float(drawn.arrival_s[-1]))
+    for option, drawn_tokens in ((ISL, drawn.isl), (OSL, drawn.osl)):
+        if int(drawn_tokens.max()) > TOKENS_LIMIT:
+            raise TraceError(f"{option} was drawn above {TOKENS_LIMIT} tokens, the most a trace holds; lower its mean")
     arrival_s = np.round(drawn.arrival_s - drawn.arrival_s[0], _MICROSECONDS)
     columns = {
         ARRIVAL: arrow.numbers(arrival_s),
-        ISL: arrow.numbers(np.minimum(drawn.isl, TOKENS_LIMIT).astype(np.int32)),
-        OSL: arrow.numbers(np.minimum(drawn.osl, TOKENS_LIMIT).astype(np.int32)),
+        ISL: arrow.numbers(drawn.isl.astype(np.int32)),
+        OSL: arrow.numbers(drawn.osl.astype(np.int32)),
     }
     asked = {f.name: getattr(options, f.name) for f in fields(options) if f.name != "seed"}
     words = " ".join(f"{key}={value}" for key, value in asked.items() if value is not None)
@@ -249,13 +265,34 @@ def _check(name: str, generator: Synthesiser, options: SynthOptions) -> None:
         value = getattr(options, option)
         if value is not None and not 0 < value < np.inf:
             raise TraceError(f"{option} is {value}; a finite number above 0 is needed")
+    for option in ("isl", "osl"):
+        if (getattr(options, option) or 0) > TOKENS_LIMIT:
+            raise TraceError(f"{option} is {getattr(options, option)}; a trace holds at most {TOKENS_LIMIT} tokens")
     if options.seed < 0:
         raise TraceError(f"seed is {options.seed}; a whole number of at least 0 is needed")
     if generator.usual_rps is None and options.rate_rps is None:
         raise TraceError(f"{name} needs rate_rps, the mean arrivals per second")
+    rate_rps = generator.usual_rps or options.rate_rps or 0.0
+    duration_s = options.duration_s or (options.rows / rate_rps if options.rows else generator.whole_s)
+    if duration_s > SPAN_LIMIT_S:
+        raise _too_long(duration_s)
+    if (options.rows or duration_s * rate_rps) > _MOST_ROWS:
+        raise TraceError(
+            f"{name} would have about {options.rows or duration_s * rate_rps:.3g} requests; at most {_MOST_ROWS:,} are"
+            " drawn: give fewer rows, a shorter duration_s or a lower rate_rps"
+        )
+    if options.cv is not None and options.cv > _WIDEST_CV:
+        raise TraceError(f"cv is {options.cv}; at most {_WIDEST_CV:g} can be drawn")
     if "cv" in generator.takes and options.cv is None:
         raise TraceError(f"{name} needs cv, the coefficient of variation of the gaps (1 is Poisson)")
     _check_lengths(options)
+
+
+def _too_long(duration_s: float) -> TraceError:
+    return TraceError(
+        f"the trace would last {duration_s:.3g} s, and one holds at most {SPAN_LIMIT_S:.0f} s: ask for a shorter"
+        " duration_s, fewer rows or a higher rate_rps"
+    )
 
 
 def _check_lengths(options: SynthOptions) -> None:

@@ -244,3 +244,33 @@ def test_figures_of_the_package_are_the_shared_ones(shared: Path, root: Path) ->
     for name in ("azure_conv", "azure_code", "mooncake_conversation"):
         ours, theirs = (folder / f"{name}.json" for folder in (root / "traces" / "fits", shared / "traces" / "fits"))
         assert json.loads(ours.read_text()) == json.loads(theirs.read_text())
+
+
+@pytest.mark.parametrize("name", ["poisson", "gamma"])
+def test_few_rows_at_a_high_rate_are_the_first_of_many(name: str) -> None:
+    """Sixty seconds of ten million a second were drawn for five rows."""
+    few, many = (synthesise(name, options_for(name, rows=rows, rate_rps=1e7, isl=3, osl=2)) for rows in (5, 20_000))
+    assert few.equals(many.slice(0, 5))
+    assert many["arrival_s"][-1].as_py() == pytest.approx(0.002, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "words"),
+    [
+        ("poisson", {"isl": 3_000_000_000, "osl": 1}, "isl is 3000000000; a trace holds at most 2147483647 tokens"),
+        ("gamma", {"isl": 1, "osl": 2**31}, "osl is 2147483648; a trace holds at most"),
+        ("poisson", {"isl": 2**31 - 1, "osl": 1, "lengths": "geometric"}, "isl was drawn above 2147483647 tokens"),
+        ("poisson", {"rate_rps": 1e7, "duration_s": 1e6}, "about 1e.13 requests; at most 100,000,000"),
+        ("azure", {"rows": 100_000_001}, "at most 100,000,000"),
+        ("poisson", {"rate_rps": 1e-12, "rows": 5}, "would last 5e.12 s, and one holds at most 1000000000 s"),
+        ("gamma", {"cv": 1e5, "rows": 5}, "cv is 100000.0; at most 100"),
+    ],
+)
+def test_what_no_trace_can_hold_is_refused(name: str, asked: dict[str, object], words: str) -> None:
+    with pytest.raises(TraceError, match=words):
+        synthesise(name, options_for(name, **asked))
+
+
+def test_the_longest_mean_is_drawn_unclipped() -> None:
+    table = synthesise("poisson", options_for("poisson", rows=3, isl=2**31 - 1, osl=1))
+    assert table["isl"].to_pylist() == [2**31 - 1] * 3
