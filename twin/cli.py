@@ -8,8 +8,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from io import BufferedWriter, FileIO, TextIOWrapper
+from typing import TYPE_CHECKING, TextIO
 
 from twin.errors import Exit, exit_for
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 # No command does linear algebra: starting BLAS threads would only cost (measured: 0.1 CPU seconds a start on 2 cores).
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -19,6 +24,12 @@ PIPE_CLOSED = 141  # as a shell reports a process that SIGPIPE ended
 
 def main() -> None:
     """Entry point of the `twin` script."""
+    if sys.stderr is None:  # closed: its text has nowhere to go
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # for as long as the process lives
+    if sys.stdout is None:
+        print("twin: stdout: is closed, and results go there; redirect it to a file, or to /dev/null", file=sys.stderr)
+        sys.exit(Exit.BAD_INPUT)
+    sys.stdout = _named(sys.stdout)
     sys.exit(run(sys.argv[1:]))
 
 
@@ -30,10 +41,32 @@ def run(args: Sequence[str]) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # whoever read our output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()
         return PIPE_CLOSED
     except BaseException as error:
         return _ended(error, debug)
+
+
+class _Stdout(FileIO):
+    """Standard output whose errors say that it is it."""
+
+    def write(self, data: Buffer, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            error.filename = "stdout"
+            raise
+
+
+def _named(stdout: TextIO) -> TextIO:
+    """The same stdout, with errors that name it, and replacements for what its encoding lacks."""
+    raw = BufferedWriter(_Stdout(stdout.fileno(), "wb", closefd=False))
+    return TextIOWrapper(raw, encoding=stdout.encoding, errors="replace", line_buffering=stdout.isatty())
+
+
+def _drop_stdout() -> None:
+    """What is left for stdout goes nowhere, so that the end of the process does not try again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _dispatch(args: Sequence[str]) -> int:
@@ -55,6 +88,10 @@ def _ended(error: BaseException, debug: bool) -> int:
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else Exit.BUG
     code, text = _explained(error)
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _drop_stdout()
     if debug and code is not Exit.INTERRUPTED:
         import traceback
 
@@ -79,6 +116,8 @@ def _explained(error: BaseException) -> tuple[Exit, str]:
             return Exit.BAD_INPUT, f"{error.format_message()} ({where} --help lists what there is)"
     if isinstance(error, OSError) and error.filename is not None:
         return Exit.BAD_INPUT, f"{error.filename}: {error.strerror}"
+    if isinstance(error, OSError) and error.errno is not None:
+        return Exit.BAD_INPUT, f"a file could not be read or written: {error.strerror}"
     code = exit_for(error)
     if code is Exit.INTERRUPTED:
         return code, str(error) or "stopped"
