@@ -64,6 +64,7 @@ def test_simulated_over_the_ranks_own_links_it_takes_as_long(row: tuple) -> None
     assert ends == [pytest.approx(ms / 1e3, abs=1e-9)]
 
 
+@pytest.mark.shared
 def test_c15_different_tp_on_the_two_sides(shared: Path) -> None:
     given = json.loads((shared / "cases" / "inputs" / "c15_layouts.json").read_text(encoding="utf-8"))
     expected = {
@@ -82,6 +83,7 @@ def test_c15_different_tp_on_the_two_sides(shared: Path) -> None:
         assert (len(layout.pairs), senders, pair_bytes, wire_bytes, ms) == expected[case["name"]]
 
 
+@pytest.mark.shared
 def test_c16_the_hand_over_is_set_up_and_bytes(shared: Path) -> None:
     clock = Clock()
     network = Network(clock, [Link(name="nic", bytes_per_s=NIC_BYTES_PER_S)])

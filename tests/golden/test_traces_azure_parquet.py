@@ -62,6 +62,7 @@ def test_no_row_lies_outside_what_it_was_drawn_from(bundled: Path) -> None:
     assert (np.round(arrival_s, 6) == arrival_s).all()
 
 
+@pytest.mark.shared
 def test_no_recorded_row_is_in_it(bundled: Path, shared: Path) -> None:
     """Rows of both would agree in arrival and lengths; a few might by chance, hardly at the same microsecond."""
 

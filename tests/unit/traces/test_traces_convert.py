@@ -31,6 +31,7 @@ def numbered(rows: int, start: int = 0) -> pa.RecordBatch:
     )
 
 
+@pytest.mark.shared
 def test_what_is_imported_reads_back_the_same(shared: Path, tmp_path: Path) -> None:
     src, dst = shared / "parity" / "traces" / "sessions.jsonl", tmp_path / "out.parquet"
     done = import_trace(src, dst, ReadOptions(hash_block_tokens=64))
@@ -159,6 +160,7 @@ def test_memory_does_not_grow_with_the_trace(tmp_path: Path, root: Path, group_r
     assert grown_bytes < 16 * 2**20, f"{grown_bytes / 2**20:.0f} MiB more than after the first batch"
 
 
+@pytest.mark.shared
 @pytest.mark.parametrize(
     ("name", "options"),
     [("azure.parquet", ""), ("parity/traces/sessions.jsonl", "hash_block_tokens=64")],

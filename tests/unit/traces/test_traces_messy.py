@@ -112,6 +112,7 @@ def test_the_four_forms_of_one_trace_agree(name: str) -> None:
     assert sum(int(str(row["osl"])) for row in found) == 33
 
 
+@pytest.mark.shared
 def test_our_copies_are_the_shared_files(shared: Path) -> None:
     for path in MESSY.iterdir():
         assert path.read_bytes() == (shared / "traces" / "messy" / path.name).read_bytes()

@@ -149,6 +149,7 @@ def test_sorting_keeps_turns_behind_the_turn_before(tmp_path: Path) -> None:
     assert [row["arrival_s"] for row in found] == [0.0, None, 8.0, None]
 
 
+@pytest.mark.shared
 def test_the_recorded_trace_and_its_parquet_form_agree(shared: Path) -> None:
     folder = shared / "traces" / "mooncake"
     from_lines = open_trace(folder / "conversation_trace.0-45min.jsonl")
@@ -390,6 +391,7 @@ def test_a_compressed_csv_is_read_like_any_other(tmp_path: Path) -> None:
     assert rows(open_trace(path)) == [{"arrival_s": 0.0, "isl": 1, "osl": 2}]
 
 
+@pytest.mark.shared
 def test_the_recorded_csv_and_its_parquet_form_agree(shared: Path) -> None:
     folder = shared / "traces" / "azure_2023"
     for service, count in (("conv", 15440), ("code", 7621)):

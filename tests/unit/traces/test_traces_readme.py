@@ -43,6 +43,7 @@ def test_the_figures_of_the_bundled_trace(text: str, root: Path) -> None:
         assert f"{name} tokens: mean, p50, p99 | {lengths.mean:.0f}, {p50:.0f}, {p99:.0f} | " in text
 
 
+@pytest.mark.shared
 def test_the_figures_of_the_recorded_trace(text: str, shared: Path) -> None:
     found = describe(shared / "traces" / "azure.parquet")
     assert found.rate_rps is not None

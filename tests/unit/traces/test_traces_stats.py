@@ -57,6 +57,7 @@ def test_streaming_gives_the_figures_of_the_whole(tmp_path: Path, batch_rows: in
         assert lengths.quantiles == pytest.approx(np.quantile(column, QUANTILES))
 
 
+@pytest.mark.shared
 def test_the_recorded_azure_trace(shared: Path) -> None:
     reference = json.loads((shared / "traces" / "fits" / "evaluation.json").read_text())
     for service in ("conv", "code"):
@@ -67,6 +68,7 @@ def test_the_recorded_azure_trace(shared: Path) -> None:
         assert found.dispersion == pytest.approx([real["iod1"], real["iod10"], real["iod60"]], abs=6e-4)
 
 
+@pytest.mark.shared
 def test_the_recorded_mooncake_trace(shared: Path) -> None:
     found = describe(shared / "traces" / "mooncake" / "conversation_trace.0-45min.jsonl")
     assert (found.rows, found.distinct_blocks) == (8940, 140_684)
@@ -78,6 +80,7 @@ def test_the_recorded_mooncake_trace(shared: Path) -> None:
 # ---------------------------------------------------------------- sharing
 
 
+@pytest.mark.shared
 def test_two_shared_ids_are_1024_tokens(shared: Path) -> None:
     found = describe(shared / "cases" / "inputs" / "c06_mooncake512.jsonl")
     assert found.hit_rate_tokens == 1024 / 2560
@@ -118,6 +121,7 @@ def test_shared_tokens_of_prompts(prompts: list[tuple[list[int], int]], known: l
 # ---------------------------------------------------------------- sessions, words
 
 
+@pytest.mark.shared
 def test_sessions_and_what_waits_for_an_answer(shared: Path) -> None:
     found = describe(shared / "parity" / "traces" / "sessions.jsonl", ReadOptions(hash_block_tokens=64))
     assert (found.rows, found.sessions, found.session_rows, found.closed_loop_rows) == (204, 60, 204, 144)

@@ -151,6 +151,7 @@ def arrival_figures(arrival_s: Array) -> dict[str, float]:
     return figures
 
 
+@pytest.mark.shared
 @pytest.mark.parametrize("service", ["conv", "code"])
 def test_azure_has_the_recorded_shape(shared: Path, service: str) -> None:
     reference = json.loads((shared / "traces" / "fits" / "evaluation.json").read_text())[f"azure_{service}"]
@@ -176,6 +177,7 @@ def test_azure_has_the_recorded_shape(shared: Path, service: str) -> None:
         assert low <= mean <= high, f"{figure}: {mean:.4f} is outside {low:.4f} to {high:.4f}"
 
 
+@pytest.mark.shared
 def test_the_reference_figures_are_computed_as_the_fit_did(shared: Path) -> None:
     reference = json.loads((shared / "traces" / "fits" / "evaluation.json").read_text())
     for service in ("conv", "code"):
@@ -184,6 +186,7 @@ def test_the_reference_figures_are_computed_as_the_fit_did(shared: Path) -> None
             assert value == pytest.approx(reference[f"azure_{service}"]["real"][figure], abs=6e-4)
 
 
+@pytest.mark.shared
 def test_mooncake_has_the_recorded_shape(shared: Path) -> None:
     reference = json.loads((shared / "traces" / "fits" / "evaluation.json").read_text())["mooncake_conversation"]
     recorded = pq.read_table(shared / "traces" / "mooncake" / "mooncake_conversation.0-45min.parquet")
@@ -240,6 +243,7 @@ def test_azure_beyond_the_recording_keeps_its_level() -> None:
     assert len(draw_azure(6 * 3600.0, 1).arrival_s) / (6 * 3600) == pytest.approx(9.0, rel=0.1)
 
 
+@pytest.mark.shared
 def test_figures_of_the_package_are_the_shared_ones(shared: Path, root: Path) -> None:
     for name in ("azure_conv", "azure_code", "mooncake_conversation"):
         ours, theirs = (folder / f"{name}.json" for folder in (root / "traces" / "fits", shared / "traces" / "fits"))

@@ -33,6 +33,7 @@ def prompts(found: Iterator[pa.RecordBatch]) -> list[int]:
     return [row for batch in found for row in batch.column("isl").to_pylist()]
 
 
+@pytest.mark.shared
 @pytest.mark.parametrize(("speedup", "expected"), [(1, [0, 0.4, 0.8]), (4, [0, 0.1, 0.2]), (0.5, [0, 0.8, 1.6])])
 def test_speed_up_divides_arrivals(shared: Path, speedup: float, expected: list[float]) -> None:
     trace = open_trace(shared / "cases" / "inputs" / "c08_arrivals.jsonl")
@@ -96,6 +97,7 @@ def test_later_turns_go_with_their_session() -> None:
     assert [row for batch in found for row in batch.column("delay_s").to_pylist()] == [None, 0.25]
 
 
+@pytest.mark.shared
 def test_speed_up_leaves_the_pauses_of_sessions_alone(shared: Path) -> None:
     trace = open_trace(shared / "parity" / "traces" / "sessions.jsonl")
     plain, fast = pa.Table.from_batches(trace), pa.Table.from_batches(transform(trace, speedup=3.0))
