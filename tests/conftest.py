@@ -6,6 +6,7 @@ Nothing here may hide a failure: a test that lacks its data skips and says which
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +28,10 @@ settings.register_profile(
 )
 settings.register_profile("nightly", parent=settings.get_profile("ci"), derandomize=False, max_examples=10_000)
 settings.load_profile(PROFILE)
+
+# A shell starts background jobs with Ctrl-C ignored, and programs started from here would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _shared_folder() -> Path | None:
