@@ -9,12 +9,9 @@ import os
 import sys
 from collections.abc import Sequence
 from io import BufferedWriter, FileIO, TextIOWrapper
-from typing import TYPE_CHECKING, TextIO
+from typing import Any, TextIO
 
 from twin.errors import Exit, exit_for
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 # No command does linear algebra: starting BLAS threads would only cost (measured: 0.1 CPU seconds a start on 2 cores).
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -50,7 +47,7 @@ def run(args: Sequence[str]) -> int:
 class _Stdout(FileIO):
     """Standard output whose errors say that it is it."""
 
-    def write(self, data: Buffer, /) -> int:
+    def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
         except OSError as error:

@@ -63,6 +63,7 @@ def test_make_knows_every_target_that_is_shown(root: Path) -> None:
 @pytest.mark.slow
 def test_the_commands_of_the_readme_run(root: Path, tmp_path: Path) -> None:
     cut_bundled_trace(root, tmp_path)
+    (tmp_path / "docs").symlink_to(root / "docs")
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     lines = [line for line in shown_commands(root / "README.md") if not line.startswith(("make ", ". "))]
     assert sum(line.startswith("twin ") for line in lines) >= 5
