@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import test_engine_machines_trtllm
+import test_engine_machines
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -135,7 +135,7 @@ def test_more_than_128_waiting_are_not_sorted() -> None:
         assert (admitted[others] < admitted[1]) is first  # type: ignore[operator]
 
 
-class SglangMachine(test_engine_machines_trtllm.EngineMachine):
+class SglangMachine(test_engine_machines.EngineMachine):
     """The moves of the other engines' machine, on SGLang."""
 
     @initialize(
@@ -150,7 +150,7 @@ class SglangMachine(test_engine_machines_trtllm.EngineMachine):
     def start(  # type: ignore[override]
         self, size: int, policy: str, conservativeness: float, chunk: int, interval: int, caching: bool, events: bool
     ) -> None:
-        blocks = test_engine_machines_trtllm.BLOCKS
+        blocks = test_engine_machines.BLOCKS
         self.settings = sglang_settings(
             block_size=size,
             blocks=blocks if size > 1 else blocks * 4,

@@ -5,6 +5,8 @@ After every move the books are recounted; at the end everybody has ended once an
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from examples import examples
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -23,12 +25,20 @@ from twin.perf.polynomial import PolynomialLatency
 BLOCK, BLOCKS = 4, 12
 OPTIONS = {"block_size": BLOCK, "blocks": BLOCKS, "max_num_seqs": 3, "max_num_batched_tokens": 9}
 SPECULATION = Speculation(accept_rates=(0.7, 0.5), seed=3)
-KINDS: dict[str, EngineSettings] = {
+VLLM: dict[str, EngineSettings] = {
+    "chunked": engine_settings(**OPTIONS),
+    "whole prompts": engine_settings(**OPTIONS, chunked_prefill=False),
+    "exclusive": engine_settings(**OPTIONS, exclusive_prefill=True),
+    "first in, first preempted": engine_settings(**OPTIONS, preemption="fifo"),
+    "no caching": engine_settings(**OPTIONS, prefix_caching=False),
+    "step by step": engine_settings(**OPTIONS, leap=False),
+    "ranks": engine_settings(**OPTIONS, ranks=2, prefill_interval=3),
+    "speculation": engine_settings(**OPTIONS, speculation=SPECULATION),
+}
+TRTLLM: dict[str, EngineSettings] = {
     "guaranteed": trtllm_settings(OPTIONS, "guaranteed_no_evict"),
     "utilization": trtllm_settings(OPTIONS, "max_utilization"),
-    "ranks": engine_settings(**OPTIONS, ranks=2, prefill_interval=3),
     "guaranteed ranks": trtllm_settings(OPTIONS, "guaranteed_no_evict", ranks=2),
-    "speculation": engine_settings(**OPTIONS, speculation=SPECULATION),
     "guaranteed speculation": trtllm_settings(OPTIONS, "guaranteed_no_evict", speculation=SPECULATION),
     "no caching": trtllm_settings(OPTIONS | {"prefix_caching": False}, "guaranteed_no_evict"),
 }
@@ -40,9 +50,11 @@ ANY = st.integers(0, 10**6)
 class EngineMachine(RuleBasedStateMachine):
     """One engine, its clock, and what became of everybody."""
 
-    @initialize(kind=st.sampled_from(sorted(KINDS)), events=st.booleans())
+    kinds: ClassVar[dict[str, EngineSettings]]
+
+    @initialize(kind=st.runner().flatmap(lambda self: st.sampled_from(sorted(self.kinds))), events=st.booleans())
     def start(self, kind: str, events: bool) -> None:
-        self.settings = KINDS[kind]
+        self.settings = self.kinds[kind]
         self.engine = build_engine(self.settings, PolynomialLatency(BLOCK * BLOCKS), kv_events=events)
         self.tree = ContentTree(6, BLOCK)
         self.now_s = 0.0
@@ -198,5 +210,15 @@ class EngineMachine(RuleBasedStateMachine):
             assert self.engine.preemptions == 0  # type: ignore[attr-defined]
 
 
-TestEngineMachine = EngineMachine.TestCase
-TestEngineMachine.settings = examples(300, stateful_step_count=30)
+class VllmMachine(EngineMachine):
+    kinds = VLLM
+
+
+class TrtllmMachine(EngineMachine):
+    kinds = TRTLLM
+
+
+TestVllmMachine = VllmMachine.TestCase
+TestVllmMachine.settings = examples(300, stateful_step_count=30)
+TestTrtllmMachine = TrtllmMachine.TestCase
+TestTrtllmMachine.settings = examples(300, stateful_step_count=30)
