@@ -16,13 +16,14 @@ from policies.cluster.ids import Leg
 from policies.errors import EngineError, InvariantError
 from twin.engine.batch import DecodeBatch
 from twin.engine.epoch import Epoch
+from twin.engine.leaping import Leaping
 from twin.engine.plan import Outcome, StepPlan
 from twin.engine.radix import Node, Pieces, RadixCache, Stamp
 from twin.engine.sequence import Phase, Sequence
 from twin.engine.settings import EngineSettings
 from twin.engine.steplog import Row, StepLog
 from twin.engine.ticks import instant
-from twin.perf.protocol import DecodePiece, LatencyModel, PrefillChunk
+from twin.perf.protocol import LatencyModel, PrefillChunk
 
 FIRST_RATIO = 0.7
 """Share of the outputs still to come that is kept free at first, times the conservativeness (SGLang's default)."""
@@ -55,7 +56,7 @@ class SglangSettings(EngineSettings):
     free_recompute: bool = False
 
 
-class SglangEngine:
+class SglangEngine(Leaping):
     """One SGLang replica, driven like `VllmEngine`: `submit`, then `plan(now)`, wait, `commit(plan)`, and again."""
 
     def __init__(
@@ -71,7 +72,7 @@ class SglangEngine:
         self.settings = settings
         self.latency = latency
         self.worker_id = worker_id
-        self.pool = RadixCache(settings.blocks, events=kv_events)
+        self.pool: RadixCache = RadixCache(settings.blocks, events=kv_events)
         self.batch = DecodeBatch(settings.block_size, newest_has_slot=True)
         self.waiting: deque[Sequence] = deque()
         self.running: dict[Sequence, None] = {}
@@ -131,19 +132,6 @@ class SglangEngine:
         if seq.phase is not Phase.DECODE or seq in self._silent:
             return seq.outputs, seq.last_token_s
         return self.batch.length(seq) - seq.prompt, self._log.last_token_s(seq)
-
-    def reprice(self, step: StepPlan | None, end_s: float | None = None) -> None:
-        """Step times have changed: the next step is priced anew.
-
-        A running `step`, which the caller has cut to one, ends when it was to, or at `end_s`.
-        """
-        self._epoch.piece = None
-        if step is None:
-            return
-        if end_s is not None:
-            step.end_s = end_s
-        if not step.mixed and not step.literal:
-            self._epoch.begin(DecodePiece(step.end_s - step.start_s, 0.0, 0.0, 1), step.start_s)
 
     @property
     def idle(self) -> bool:
@@ -512,42 +500,6 @@ class SglangEngine:
         step.failed.append(seq)
 
     # ------------------------------------------------------------ leaps
-
-    def truncate(self, step: StepPlan, at_s: float) -> bool:
-        """Shorten a planned leap to the step in which `at_s` falls; returns whether its end has moved."""
-        if step.settled and at_s <= step.start_s:
-            steps = 0
-        elif step.steps <= 1:
-            return False
-        else:
-            steps = self._epoch.steps_to(at_s, step.start_s, step.end_s, step.steps)
-        if steps == step.steps:
-            return False
-        step.steps = steps
-        step.end_s = self._epoch.end_s(steps)
-        return True
-
-    def settle(self, step: StepPlan, at_s: float) -> None:
-        """Account for the steps of a planned leap that have ended by `at_s`, so that its evictions are known.
-
-        The plan goes on behind them; its end does not move.
-        """
-        if step.steps <= 1 or step.mixed or step.literal:
-            return
-        epoch, batch, pool = self._epoch, self.batch, self.pool
-        steps = epoch.steps_to(at_s, step.start_s, step.end_s, step.steps)
-        if epoch.end_s(steps) > at_s:
-            steps -= 1
-        if not steps or steps == step.steps:
-            return
-        whole_steps, end_s = step.steps, step.end_s
-        step.steps, step.end_s = steps, epoch.end_s(steps)
-        self._advance(step)
-        step.start_s, step.end_s = step.end_s, end_s
-        step.steps = whole_steps - steps
-        step.settled = True
-        until = batch.steps_within(step.steps, pool.free) + 1
-        step.evict_s = epoch.end_s(until) if until < step.steps else None
 
     def _advance(self, step: StepPlan) -> None:
         """Decode steps are over: pages taken, rows written, totals moved on."""

@@ -14,6 +14,7 @@ from policies.cluster.ids import Leg
 from policies.errors import EngineError
 from twin.engine.batch import DecodeBatch
 from twin.engine.epoch import Epoch
+from twin.engine.leaping import Leaping
 from twin.engine.ledger import Ledger
 from twin.engine.plan import Outcome, StepPlan
 from twin.engine.pool import BlockPool, Match
@@ -24,7 +25,7 @@ from twin.engine.ticks import instant
 from twin.perf.protocol import DecodePiece, LatencyModel, PrefillChunk
 
 
-class VllmEngine:
+class VllmEngine(Leaping):
     """One engine replica. The caller owns the clock: `submit`, then `plan(now)`, wait, `commit(plan)`, and again.
 
     `record`, when given, takes one row per step or leap in the order of `reports.record.STEP_COLUMNS`.
@@ -43,7 +44,7 @@ class VllmEngine:
         self.settings = settings
         self.latency = latency
         self.worker_id = worker_id
-        self.pool = BlockPool(settings.blocks, events=kv_events)
+        self.pool: BlockPool = BlockPool(settings.blocks, events=kv_events)
         self.ledger = Ledger(self.pool, settings.block_size, caching=settings.prefix_caching)
         self.batch = DecodeBatch(settings.block_size)
         self.waiting: deque[Sequence] = deque()
@@ -116,19 +117,6 @@ class VllmEngine:
         if seq.phase is not Phase.DECODE:
             return seq.outputs, seq.last_token_s
         return self.batch.length(seq) - seq.prompt, self._log.last_token_s(seq)
-
-    def reprice(self, step: StepPlan | None, end_s: float | None = None) -> None:
-        """Step times have changed: the next step is priced anew.
-
-        A running `step`, which the caller has cut to one, ends when it was to, or at `end_s`.
-        """
-        self._epoch.piece = None
-        if step is None:
-            return
-        if end_s is not None:
-            step.end_s = end_s
-        if not step.mixed and not step.literal:
-            self._epoch.begin(DecodePiece(step.end_s - step.start_s, 0.0, 0.0, 1), step.start_s)
 
     @property
     def idle(self) -> bool:
@@ -290,20 +278,6 @@ class VllmEngine:
         step.steps = steps
         step.end_s = epoch.end_s(steps)
 
-    def truncate(self, step: StepPlan, at_s: float) -> bool:
-        """Shorten a planned leap to the step in which `at_s` falls; returns whether its end has moved."""
-        if step.settled and at_s <= step.start_s:
-            steps = 0
-        elif step.steps <= 1:
-            return False
-        else:
-            steps = self._epoch.steps_to(at_s, step.start_s, step.end_s, step.steps)
-        if steps == step.steps:
-            return False
-        step.steps = steps
-        step.end_s = self._epoch.end_s(steps)
-        return True
-
     # ------------------------------------------------------------ one rank of a group that waits for its slowest
 
     def shut(self, shut: bool) -> None:
@@ -339,28 +313,6 @@ class VllmEngine:
     def emitted_at(self, at_s: float) -> bool:
         """Whether every member of the decode batch made a token at `at_s`."""
         return not self._log.late and self._log.emitted_s == at_s
-
-    def settle(self, step: StepPlan, at_s: float) -> None:
-        """Account for the steps of a planned leap that have ended by `at_s`, so that its evictions are known.
-
-        The plan goes on behind them; its end does not move.
-        """
-        if step.steps <= 1 or step.mixed or step.literal:
-            return
-        epoch, batch, pool = self._epoch, self.batch, self.pool
-        steps = epoch.steps_to(at_s, step.start_s, step.end_s, step.steps)
-        if epoch.end_s(steps) > at_s:
-            steps -= 1
-        if not steps or steps == step.steps:
-            return
-        whole_steps, end_s = step.steps, step.end_s
-        step.steps, step.end_s = steps, epoch.end_s(steps)
-        self._advance(step)
-        step.start_s, step.end_s = step.end_s, end_s
-        step.steps = whole_steps - steps
-        step.settled = True
-        until = batch.steps_within(step.steps, pool.free) + 1
-        step.evict_s = epoch.end_s(until) if until < step.steps else None
 
     def _advance(self, step: StepPlan) -> None:
         """Decode steps are over: blocks taken, rows written, totals moved on."""
