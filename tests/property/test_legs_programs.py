@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -277,3 +278,21 @@ def test_a_prompt_that_no_decode_worker_can_hold_fails_after_its_prefill_and_lea
     sinks, _ = carry_out(program, leap=True)
     assert [row[6] for _, row in sorted(sinks.requests.items())] == ["failed", "completed"]
     assert "25 KV blocks" in str(sinks.requests[0][7])
+
+
+@pytest.mark.parametrize(("order", "status"), [("decode_first", "rejected"), ("prefill_first", "failed")])
+def test_a_prompt_that_reaches_the_context_of_its_decode_worker_is_no_answer(order: str, status: str) -> None:
+    program = Program(
+        rows=(trace_row(0, 0.0, 64, 3, list(range(20))), trace_row(1, 0.0, 10, 3, [99, 98])),
+        prefill=engine_settings(block_size=4, blocks=60),
+        decode=engine_settings(block_size=4, blocks=60, max_model_len=64),
+        workers=(1, 1),
+        rules=HandoffRules(first_token="decode", lease_s=None, missing_only=False, one_at_a_time=False, block_size=4),
+        router="round-robin",
+        order=order,
+        move_s=0.0,
+        shared=False,
+    )
+    sinks, _ = carry_out(program, leap=True)
+    assert [row[6] for _, row in sorted(sinks.requests.items())] == [status, "completed"]
+    assert "64 tokens reaches max_model_len 64 of decode worker" in str(sinks.requests[0][7])

@@ -263,7 +263,12 @@ class Handoffs:
                 f"its pool holds {settings.blocks * settings.block_size} tokens"
             )
         if settings.max_model_len is not None:
-            seq.outputs_limit = min(seq.outputs_limit, max(settings.max_model_len - seq.prompt, 0))
+            if seq.prompt >= settings.max_model_len:
+                return (
+                    f"prompt of {seq.prompt} tokens reaches max_model_len {settings.max_model_len} "
+                    f"of decode worker {worker.up.name}"
+                )
+            seq.outputs_limit = min(seq.outputs_limit, settings.max_model_len - seq.prompt)
         handoff.dest, handoff.dst = worker, seq
         self._asked += 1
         seq.asked = handoff.asked = self._asked
