@@ -5,7 +5,7 @@ It returns text and prints nothing; colour only when asked for, so a file or a p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from io import StringIO
 from typing import TYPE_CHECKING, Final
 
@@ -196,6 +196,11 @@ def _what_came_out(report: Report) -> Iterator[Fact]:
     shares = [worker.busy_share for worker in report.workers if worker.busy_share is not None]
     spread = f" ({text.share(min(shares))} to {text.share(max(shares))})" if len(shares) > 1 else ""
     yield "workers", f"busy {text.share(report.busy_share)}{spread}; fairness {text.figures(report.fairness)}", ""
+    scenario = report.meta.config.get("faults")
+    path = scenario.get("path") if isinstance(scenario, Mapping) else None
+    if path or report.migrations:
+        told = f" by {path}; what applied, and what became of it: faults.json" if path else ""
+        yield "faults", f"{text.counted(report.migrations, 'migration')}{told}", ""
     if len(report.groups) > 1 or any(group.cost_usd is not None for group in report.groups):
         for group in report.groups:
             yield "group", group_line(group), ""

@@ -109,3 +109,14 @@ def test_the_journal_of_a_faulty_run_replays(twin: Twin, tmp_path: Path) -> None
     lines = (run / "journal.jsonl").read_text(encoding="utf-8").splitlines()
     assert sum('"type":"RequestMigrated"' in line.replace(" ", "") for line in lines) >= 1
     assert replay(lines, [router, Migration(MigrationSettings(limit=3, max_seq_len=None))]) is None
+
+
+def test_the_printed_table_says_which_scenario_and_how_many_migrations(twin: Twin, tmp_path: Path) -> None:
+    scenario = ROOT / "docs" / "scenarios" / "kill-one.toml"
+    run = tmp_path / "run"
+    out = twin("replay", TRACE, "--limit", "1200", "--faults", scenario, "--no-html", "--out", run).out
+    (line,) = [line for line in out.splitlines() if line.startswith("faults")]
+    migrations = json.loads((run / "report.json").read_text(encoding="utf-8"))["migrations"]
+    assert migrations > 0
+    assert f"{migrations} migration" in line
+    assert "kill-one.toml" in out.replace("\n", "").replace(" ", "")
