@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_cases_legs import HELD, watch
 from toy import CASES, Run, toy
 
 from twin.drill import longest_gap_s
@@ -192,6 +193,61 @@ def test_c22_when_the_client_leaves_the_engine_stops(leap: bool, tmp_path: Path)
     last = run.rows("steps")[-1]
     assert (last["running"], last["waiting"]) == (1, 0)
     assert run.rows("steps")[-1]["end_s"] == 0.41
+
+
+_WHOLE: dict[str, object] = {"max_num_seqs": 1}
+_CHUNKS: dict[str, object] = {
+    "max_num_seqs": 1,
+    "chunked_prefill": "true",
+    "exclusive_prefill": "false",
+    "max_num_batched_tokens": 20,
+}
+
+
+@pytest.mark.parametrize("leap", [True, False], ids=["leaping", "stepping"])
+@pytest.mark.parametrize(
+    ("prefill", "stops_ms"), [(_WHOLE, 100), (_CHUNKS, 60)], ids=["in one step", "in chunks of 20 ms"]
+)
+def test_c22_in_a_split_deployment_the_prefill_worker_stops_too(
+    prefill: dict[str, object], stops_ms: float, leap: bool, tmp_path: Path
+) -> None:
+    """The client leaves at 45 ms, in the prefill: its step ends, and the second request is next."""
+    looks = (44, stops_ms + 99, stops_ms + 101)
+    seen = watch(
+        "c22_cancel.jsonl", tmp_path, prefill=prefill, decode={}, table=HELD, looks_ms=looks, leaves=(0, 45), leap=leap
+    )
+    assert seen.status == {0: "cancelled", 1: "completed"}
+    assert seen.latency_ms(1) == stops_ms + 100 - 50
+    assert seen.made[0] == 0
+    first, second, last = (seen.blocks[at_ms] for at_ms in looks)
+    assert first[0] > 0
+    assert second == (7, 0), "only the second request's"
+    assert last == (0, 0)
+    assert all(row[0] == 0 for row in seen.steps), "the decode worker never runs"
+    assert seen.blocks[float("inf")] == (0, 0)
+
+
+@pytest.mark.parametrize("leap", [True, False], ids=["leaping", "stepping"])
+def test_c22_in_a_split_deployment_the_decode_worker_stops(leap: bool, tmp_path: Path) -> None:
+    looks = (304, 311)
+    seen = watch(
+        "c22_cancel.jsonl",
+        tmp_path,
+        prefill={"max_num_seqs": 1},
+        decode={},
+        table=HELD,
+        looks_ms=looks,
+        leaves=(0, 305),
+        leap=leap,
+    )
+    assert seen.status == {0: "cancelled", 1: "completed"}
+    assert seen.made[0] == 21
+    assert seen.latency_ms(1) == 150
+    before, after = (seen.blocks[at_ms] for at_ms in looks)
+    assert before[0] == 0
+    assert before[1] > 0
+    assert after == (0, 0)
+    assert seen.blocks[float("inf")] == (0, 0)
 
 
 def test_b2_a_client_that_stays_keeps_the_engine(tmp_path: Path) -> None:

@@ -5,26 +5,144 @@ Figures are those of the cases; times are exact to 0.001 ms.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from toy import CASES, Run, run
 
+from policies.cluster.controller import Controller
+from policies.cluster.ids import RequestId
+from traces.load import open_trace
+from twin.cluster import build_groups
+from twin.config import Config
+from twin.config_read import load
+from twin.legs import handoff_plan, priced_for_legs
+from twin.mocker.clock import Order
+from twin.mocker.requests import OpenRequest
+from twin.mocker.sinks import MemorySinks
+from twin.mocker.world import MockWorld
+from twin.replay import build_policy, demand_of, read_options
 
-def split(name: str, out: Path, *, prefill: dict[str, object], decode: dict[str, object], table: str) -> Run:
-    """One prefill and one decode worker of the TOY engine, from a TOML file as a user would write it."""
+Keys = dict[str, object]
+TOY_KEYS: Keys = {"chunked_prefill": "false", "exclusive_prefill": "true"}
+HELD = 'first_token = "prefill"\nkv_bytes_per_token = 0\nbandwidth_gb_per_s = 50.0'
+
+
+def _file(folder: Path, *, prefill: Keys, decode: Keys, table: str) -> Path:
     lines = [f"[trace]\nhash_block_tokens = 16\n[disaggregation]\n{table}\n"]
     for role, keys in (("prefill", prefill), ("decode", decode)):
-        per_token = keys.pop("prefill_s_per_token", 0.001)
-        engine = "\n".join(f"{key} = {value}" for key, value in keys.items())
+        engine_keys = TOY_KEYS | keys
+        per_token = engine_keys.pop("prefill_s_per_token", 0.001)
+        engine = "\n".join(f"{key} = {value}" for key, value in engine_keys.items())
         lines.append(
             f'[[workers]]\nname = "{role}"\nrole = "{role}"\ncount = 1\n'
-            f"[workers.engine]\nchunked_prefill = false\nexclusive_prefill = true\n{engine}\n"
+            f"[workers.engine]\n{engine}\n"
             f'[workers.latency]\nmodel = "fixed"\nprefill_s_per_token = {per_token}\ndecode_s = 0.01\n'
         )
-    file = out.parent / "run.toml"
+    file = folder / "run.toml"
     file.write_text("".join(lines))
-    return run(CASES / name, out, config_file=file)
+    return file
+
+
+def split(name: str, out: Path, *, prefill: Keys, decode: Keys, table: str) -> Run:
+    """One prefill and one decode worker of the TOY engine, from a TOML file as a user would write it."""
+    return run(CASES / name, out, config_file=_file(out.parent, prefill=prefill, decode=decode, table=table))
+
+
+@dataclass
+class Watched:
+    """What was seen of a split run: blocks in use (prefill, decode) at instants, and its requests with their status."""
+
+    blocks: dict[float, tuple[int, ...]] = field(default_factory=dict)
+    requests: dict[int, OpenRequest] = field(default_factory=dict)
+    status: dict[int, str] = field(default_factory=dict)
+    made: dict[int, object] = field(default_factory=dict)
+    steps: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def parts_ms(self, row: int) -> dict[str, float]:
+        """The parts of a request's latency, from its stamps."""
+        request = self.requests[row]
+        handoff, prefill, seq = request.handoff, request.prefill, request.sequence
+        assert handoff is not None
+        assert prefill is not None
+        assert seq is not None
+        stamps = [request.arrival_s, prefill.admit_s, handoff.held_s, handoff.reserved_s, handoff.activated_s]
+        arrival_s, prefill_s, held_s, reserved_s, activated_s = (_known(at_s) for at_s in stamps)
+        decode_s, ready_s = _known(seq.admit_s), max(held_s, reserved_s)
+        parts = {
+            "queue": prefill_s - arrival_s,
+            "prefill": held_s - prefill_s,
+            "room": ready_s - held_s,
+            "transfer": activated_s - ready_s,
+            "decode queue": decode_s - activated_s,
+            "decode": _known(request.last_s) - decode_s,
+        }
+        return {name: round(part * 1e3, 6) for name, part in parts.items()}
+
+    def latency_ms(self, row: int) -> float:
+        request = self.requests[row]
+        return round((_known(request.last_s) - request.arrival_s) * 1e3, 6)
+
+
+def _known(at_s: float | None) -> float:
+    assert at_s is not None
+    return at_s
+
+
+def watch(
+    name: str,
+    folder: Path,
+    *,
+    prefill: Keys,
+    decode: Keys,
+    table: str,
+    looks_ms: Sequence[float] = (),
+    leaves: tuple[int, float] | None = None,
+    leap: bool = True,
+) -> Watched:
+    """The same deployment in memory, looked at in given ms; `leaves`: a row and when its client goes (ms)."""
+    file = _file(folder, prefill=prefill, decode=decode, table=table)
+    config: Config = load(file, {"TRACE": str(CASES / name)})
+    assert config.trace.path is not None
+    trace = open_trace(config.trace.path, read_options(config.trace))
+    groups = priced_for_legs(config, build_groups(config, leap=leap))
+    seen, sinks = Watched(), MemorySinks()
+
+    def ended(request: OpenRequest, status: str) -> None:
+        seen.requests[request.row.row], seen.status[request.row.row] = request, status
+
+    world = MockWorld(
+        controller=Controller([build_policy(config, groups[0].settings.block_size)]),
+        workers=[spec for group in groups for spec in group.workers],
+        demand=demand_of(config, trace),
+        sinks=sinks,
+        router=config.router.mode,
+        key_tokens=trace.info.hash_block_tokens,
+        handoff=handoff_plan(config, groups),
+        on_end=ended,
+    )
+
+    def look(at_ms: float) -> None:
+        seen.blocks[at_ms] = tuple(worker.engine.pool.active for _, worker in sorted(world.workers.items()))
+
+    def leave(row: int) -> None:
+        (request_id,) = [request_id for request_id, request in world.open.items() if request.row.row == row]
+        world.churn.cancel(RequestId(request_id))
+
+    for at_ms in looks_ms:
+        world.call(at_ms / 1e3, Order.FAULT, lambda at_ms=at_ms: look(at_ms))  # type: ignore[misc]
+    if leaves is not None:
+        row, at_ms = leaves
+        world.call(at_ms / 1e3, Order.FAULT, lambda: leave(row))
+    world.run()
+    world.audit()
+    look(float("inf"))
+    seen.steps = list(sinks.steps)
+    seen.made = {row: cells[14] for row, cells in sinks.requests.items()}
+    return seen
 
 
 @pytest.mark.parametrize(("first", "ttft_ms"), [("prefill", 50.0), ("decode", 63.621)])
@@ -57,6 +175,78 @@ def test_c17_prefill_keeps_its_blocks_until_they_are_fetched(tmp_path: Path) -> 
     held = [row for row in done.rows("steps") if row["worker_id"] == 1 and row["kind"] != "gap"]
     assert max(row["active_blocks"] for row in held) <= 10
     assert done.report.preemptions == 0
+
+
+@pytest.mark.parametrize(("first", "decode_ms"), [("prefill", 100.0), ("decode", 110.0)])
+def test_c16_the_parts_of_the_latency_are_as_stated_and_sum_to_it(first: str, decode_ms: float, tmp_path: Path) -> None:
+    seen = watch(
+        "c16_disagg.jsonl",
+        tmp_path,
+        prefill={"prefill_s_per_token": 0.00005},
+        decode={},
+        table=f'first_token = "{first}"\nkv_bytes_per_token = 131072\nbandwidth_gb_per_s = 50.0\nsetup_s = 0.001',
+    )
+    parts = seen.parts_ms(0)
+    assert list(parts.values()) == [0, 50, 0, 3.62144, 0, decode_ms]
+    assert sum(parts.values()) == pytest.approx(seen.latency_ms(0), abs=1e-6)
+    assert seen.latency_ms(0) == (153.62144 if first == "prefill" else 163.62144)
+
+
+def test_the_parts_sum_to_the_latency_where_a_request_waits_for_room_too(tmp_path: Path) -> None:
+    """C17 (a): the second request waits 96 ms for its prefill and, from 192 to 416, for room."""
+    prefill: Keys = {"kv_blocks": 20, "max_num_seqs": 1}
+    seen = watch("c17_held.jsonl", tmp_path, prefill=prefill, decode={"kv_blocks": 10}, table=HELD)
+    assert list(seen.parts_ms(0).values()) == [0, 96, 0, 0, 0, 320]
+    assert list(seen.parts_ms(1).values()) == [96, 96, 224, 0, 0, 320]
+    for row, latency_ms in enumerate((416, 736)):
+        assert seen.latency_ms(row) == latency_ms
+        assert sum(seen.parts_ms(row).values()) == pytest.approx(latency_ms, abs=1e-6)
+
+
+@pytest.mark.parametrize("leap", [True, False], ids=["leaping", "stepping"])
+def test_c17_blocks_in_use_while_they_are_held_and_in_the_end(leap: bool, tmp_path: Path) -> None:
+    seen = watch(
+        "c17_held.jsonl",
+        tmp_path,
+        prefill={"kv_blocks": 20, "max_num_seqs": 1},
+        decode={"kv_blocks": 10},
+        table=HELD,
+        looks_ms=[300, *range(5, 740, 10)],
+        leap=leap,
+    )
+    assert seen.blocks[300][0] == 6, "the second request's, which nobody has fetched"
+    assert max(decode for _, decode in seen.blocks.values()) <= 10
+    recorded = [row[11] for row in seen.steps if row[0] == 1 and row[1] != "gap"]
+    assert max(recorded) == 8, "a leap's blocks reach the pool when it ends; the record has them"
+    assert seen.blocks[415][0] == 6
+    assert seen.blocks[425][0] == 0
+    assert seen.blocks[float("inf")] == (0, 0)
+
+
+@pytest.mark.parametrize("leap", [True, False], ids=["leaping", "stepping"])
+def test_c17_a_client_that_leaves_while_its_kv_is_held_frees_it(leap: bool, tmp_path: Path) -> None:
+    seen = watch(
+        "c17_held.jsonl",
+        tmp_path,
+        prefill={"kv_blocks": 20, "max_num_seqs": 1},
+        decode={"kv_blocks": 10},
+        table=HELD,
+        looks_ms=[299, 310, *range(315, 415, 10)],
+        leaves=(1, 300),
+        leap=leap,
+    )
+    assert seen.status == {0: "completed", 1: "cancelled"}
+    assert seen.blocks[299][0] == 6
+    assert seen.blocks[310][0] == 0
+    assert seen.latency_ms(0) == 416
+    handoff, seq = seen.requests[1].handoff, seen.requests[1].sequence
+    assert handoff is not None
+    assert (handoff.reserved_s, handoff.activated_s) == (None, None), "no room was ever taken for it"
+    assert seq is None or seq.admit_s is None
+    assert max(decode for at_ms, (_, decode) in seen.blocks.items() if at_ms < 416) == 8
+    ends = [row[3] for row in seen.steps if row[0] == 1 and row[1] != "gap"]
+    assert max(ends) == pytest.approx(0.416), "the decode worker runs nothing after the first request"
+    assert seen.blocks[float("inf")] == (0, 0)
 
 
 def test_c17_a_lease_that_ends_costs_a_second_prefill(tmp_path: Path) -> None:

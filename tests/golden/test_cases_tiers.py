@@ -24,6 +24,7 @@ def test_c20_a_lower_tier_hit_is_loaded_timed_and_counted_once(tmp_path: Path) -
     assert run.requests("cached_tokens") == [0, 0, 0, 128]
     tiers = run.report.meta.tiers
     assert tiers == {"lookup_blocks": 8, "g1_hit_blocks": 0, "g2_hit_blocks": 2, "loaded_blocks": 2}
+    assert tiers["lookup_blocks"] - tiers["g1_hit_blocks"] - tiers["g2_hit_blocks"] == 6, "misses"
     assert (tiers["g1_hit_blocks"] + tiers["g2_hit_blocks"]) / tiers["lookup_blocks"] == 0.25
 
 
