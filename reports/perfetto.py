@@ -26,7 +26,7 @@ STEP_NAMES: Final = (
 )  # fmt: skip
 REQUEST_NAMES: Final = (
     "row", "request_id", "status", "worker_id", "arrival_s", "isl", "admit_s", "first_token_s", "last_token_s",
-    "output_tokens", "cached_tokens", "readmissions",
+    "output_tokens", "cached_tokens", "readmissions", "held_s", "moved_s",
 )  # fmt: skip
 
 COLOURS: Final = {
@@ -36,6 +36,12 @@ COLOURS: Final = {
     "preempting": "terrible",
 }
 """Names of the trace viewer's own palette, by what a step does."""
+
+PHASES: Final = {"queue": "arrival_s", "prefill": "admit_s", "decode": "first_token_s"}
+"""When each phase of a request begins; the last one ends with the last token."""
+
+HANDED_OVER: Final = {"queue": "arrival_s", "prefill": "admit_s", "hand-off": "held_s", "decode": "moved_s"}
+"""The same where a prefill worker held the prompt for a decode worker."""
 
 FRONTEND: Final = 1_000_000_000
 """Process id of requests that no worker took; larger than any worker's."""
@@ -149,8 +155,10 @@ def _request_events(batch: Columns) -> Iterator[Event]:
 def _request(row: Mapping[str, float], request_id: str | None, status: str) -> Iterator[Event]:
     """One slice from arrival to the last thing known of the request, its phases inside it."""
     name = request_id or f"row {int(row['row'])}"
-    marks = [row[at] for at in ("arrival_s", "admit_s", "first_token_s", "last_token_s")]
-    end = np.nanmax(marks)
+    phases = PHASES if np.isnan(row["held_s"]) else HANDED_OVER
+    marks = [row[at] for at in phases.values()]
+    end = np.nanmax([*marks, row["last_token_s"]])
+    marks.append(row["last_token_s"])
     common = {
         "cat": "request",
         "pid": FRONTEND if np.isnan(row["worker_id"]) else int(row["worker_id"]),
@@ -158,7 +166,7 @@ def _request(row: Mapping[str, float], request_id: str | None, status: str) -> I
     }
     shown = {key: int(row[key]) for key in ("isl", "output_tokens", "cached_tokens", "readmissions") if row[key] >= 0}
     yield {**common, "ph": "b", "ts": _us(marks[0]), "name": name, "args": {"status": status, **shown}}
-    for phase, (start, stop) in zip(("queue", "prefill", "decode"), pairwise(marks), strict=True):
+    for phase, (start, stop) in zip(phases, pairwise(marks), strict=True):
         if not np.isnan(start):
             yield {**common, "ph": "b", "ts": _us(start), "name": phase}
             yield {**common, "ph": "e", "ts": _us(end if np.isnan(stop) else stop), "name": phase}

@@ -34,11 +34,12 @@ WINDOW_ROWS: Final = 65_536
 
 RequestRow: TypeAlias = tuple[
     int, str | None, str | None, float | None, int, int, str, str | None, int | None, int | None, float | None,
-    float | None, float | None, float | None, int, int | None, int, int,
+    float | None, float | None, float | None, int, int | None, int, int, float | None, float | None,
 ]  # fmt: skip
 """row, request_id, session_id, arrival_s, isl, osl, status, reason, worker_id, prefill_worker_id, dispatch_s, admit_s,
-first_token_s, last_token_s, output_tokens, cached_tokens, readmissions, migrations. Rows count 0, 1, 2, ... without
-holes."""
+first_token_s, last_token_s, output_tokens, cached_tokens, readmissions, migrations, held_s, moved_s (when a prefill
+worker had computed the prompt, and when a decode worker had its KV; None without a hand-off). Rows count 0, 1, 2, ...
+without holes."""
 
 StepRow: TypeAlias = tuple[
     int, str, float, float, int, int, int, int, int, int, int, int, int, int, int, float | None, float | None,
@@ -59,7 +60,7 @@ REQUEST_SCHEMA: Final = pa.schema(
         ("status", _S), ("reason", _S), ("worker_id", _I), ("prefill_worker_id", _I), ("dispatch_s", _F),
         ("admit_s", _F), ("first_token_s", _F), ("last_token_s", _F), ("queue_wait_s", _F), ("ttft_s", _F),
         ("tpot_s", _F), ("e2e_s", _F), ("output_tokens", _I), ("cached_tokens", _I), ("readmissions", _I),
-        ("migrations", _I),
+        ("migrations", _I), ("held_s", _F), ("moved_s", _F),
     ]
 )  # fmt: skip
 STEP_SCHEMA: Final = pa.schema(

@@ -80,7 +80,7 @@ class _Life:
             self.row, f"r{self.row}", None, ask.arrival_s, ask.isl, ask.osl, status, reason,
             None if status == "rejected" else self.worker_id, None, None if status == "rejected" else ask.arrival_s,
             self.admit_s, first, last, len(self.tokens), None if self.admit_s is None else ask.cached,
-            self.readmissions, 0,
+            self.readmissions, 0, None, None,
         )  # fmt: skip
 
 
@@ -276,7 +276,7 @@ def request_row(row: int, status: str = "completed", **given: object) -> Request
         "row": row, "request_id": f"r{row}", "session_id": None, "arrival_s": float(row), "isl": 100, "osl": 5,
         "status": status, "reason": None, "worker_id": 0, "prefill_worker_id": None, "dispatch_s": row + 0.5,
         "admit_s": row + 1.0, "first_token_s": row + 2.0, "last_token_s": row + 6.0, "output_tokens": 5,
-        "cached_tokens": 0, "readmissions": 0, "migrations": 0,
+        "cached_tokens": 0, "readmissions": 0, "migrations": 0, "held_s": None, "moved_s": None,
     }  # fmt: skip
     assert given.keys() <= values.keys()
     return tuple((values | given).values())  # type: ignore[return-value]

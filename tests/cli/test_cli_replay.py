@@ -295,3 +295,20 @@ def test_ids_that_a_trace_repeats_in_every_way_end_each_on_its_own(twin, tmp_pat
     ended = twin("replay", trace)
     assert ended.code == 0, ended.err
     assert "4 completed" in ended.out
+
+
+def test_a_hand_off_is_on_record_and_a_phase_of_its_own(twin, root: Path, trace: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    config = root / "docs" / "examples" / "legs.toml"
+    ended = twin("replay", trace, "--config", config, "--perfetto", "--no-html", "--out", run)
+    assert ended.code == 0, ended.err
+    rows = pq.read_table(run / "requests.parquet").to_pylist()
+    moved = [row for row in rows if row["moved_s"] is not None]
+    assert moved
+    for row in moved:
+        assert row["admit_s"] < row["held_s"] < row["moved_s"] <= row["last_token_s"]
+    events = json.loads((run / "perfetto.json").read_text(encoding="utf-8"))["traceEvents"]
+    spans = {(e["id"], e["ph"]): e["ts"] for e in events if e.get("name") == "hand-off"}
+    for row in moved:
+        span_s = (spans[row["row"], "e"] - spans[row["row"], "b"]) / 1e6
+        assert span_s == pytest.approx(row["moved_s"] - row["held_s"], abs=1e-8)

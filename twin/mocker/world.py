@@ -525,7 +525,7 @@ class MockWorld:
 
     def _note(self, request: OpenRequest, status: str, reason: str | None) -> None:
         """Hand the finished row to the record."""
-        row, seq, admitted = request.row, request.sequence, request.admitted
+        row, seq, admitted, handoff = request.row, request.sequence, request.admitted, request.handoff
         self._sinks.requests[row.row] = (
             row.row,
             row.request_id,
@@ -545,6 +545,8 @@ class MockWorld:
             admitted.cached_tokens if admitted is not None else None,
             request.readmissions + (seq.readmissions if seq is not None else 0),
             request.migrations,
+            handoff.held_s if handoff is not None else None,
+            handoff.activated_s if handoff is not None else None,
         )
         if admitted is not None and admitted.admit_s is not None:
             self._count_tiers(request, admitted)

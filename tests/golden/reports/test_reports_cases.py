@@ -31,7 +31,7 @@ def report_of_csv(path: Path, folder: Path, *, sla: str | None = None, arrivals_
             last = at_s + float(line["latency_ms"]) * MS if done else None
             writer.requests[row] = (
                 row, line["request_id"], None, at_s, 100, max(tokens, 1), "completed" if done else "failed",
-                None if done else "error", 0, None, at_s, at_s, first, last, tokens, None, 0, 0,
+                None if done else "error", 0, None, at_s, at_s, first, last, tokens, None, 0, 0, None, None,
             )  # fmt: skip
     writer.close()
     return build_report(folder, meta_of(SERIAL), None if sla is None else parse_sla(sla))
