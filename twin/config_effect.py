@@ -133,6 +133,8 @@ def _scheduler(group: WorkerGroup) -> Iterator[tuple[str, str]]:
         idle["prefill_schedule_interval"] = "exclusive_prefill starts prompts first anyway"
     if not engine.nextn:
         idle["accept_rates"] = "nextn = 0, so there are no draft tokens"
+    elif engine.accept_rates.count(",") >= engine.nextn:
+        idle["accept_rates"] = f"nextn = {engine.nextn}, and it has more rates than that"
     if engine.kind == "sglang":
         idle["nextn"] = "the SGLang engine of this version has no draft tokens"
     if engine.kind != "vllm" or group.dp > 1 or engine.nextn:
@@ -199,6 +201,10 @@ def _disaggregation(config: Config) -> Iterator[tuple[str, str]]:
         return
     if table.prefill_busy_tokens is not None and "load" not in table.conditional:
         yield "disaggregation.prefill_busy_tokens", f"conditional = {table.conditional} does not look at the load"
+    if table.conditional == "prefill-load" and table.prefill_busy_tokens is None:
+        yield "disaggregation.conditional", "without prefill_busy_tokens no prefill worker is ever busy"
+    if table.conditional == "isl" and config.router.mode in MODES and config.router.mode != "kv":
+        yield "disaggregation.conditional", f"mode {config.router.mode} does not know what decode workers have cached"
     first = table.order == "decode-first" or (
         table.order is None and {g.engine.kind for g in config.workers} == {"sglang"}
     )

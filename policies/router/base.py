@@ -68,6 +68,15 @@ class Router:
         """Where one request (or this router's leg of it) goes now."""
         return self._route(event, view)
 
+    def best_overlap(self, event: RequestArrived, view: ClusterView) -> tuple[WorkerId | None, int]:
+        """The eligible worker with most leading blocks of the prompt cached (the lowest id of several), and how many."""
+        best, most = None, 0
+        for worker in self._eligible(event, view):
+            blocks = self._overlap_blocks(event, worker.up.worker_id)
+            if blocks > most:
+                best, most = worker.up.worker_id, blocks
+        return best, most
+
     def leg_over(self, request_id: RequestId) -> None:
         """This router's leg of a request is done; the request goes on elsewhere."""
 

@@ -128,9 +128,11 @@ class Disaggregated:
             return self._run_whole(event, view)
         if self._settings.order == "decode_first":
             return self._send_decode(event, view)
-        if self._is_local(event, view):
-            self._local += 1
-            return self._run_whole(event, view)
+        if self._settings.conditional != "off":
+            local = self._stay_local(event, view)
+            if local:
+                self._local += 1
+                return local
         return self._send_prefill(event, view)
 
     def _prefilled(self, event: PrefillDone, view: ClusterView) -> Sequence[Action]:
@@ -167,13 +169,23 @@ class Disaggregated:
             for action in self._send_decode(event, view)
         )
 
-    def _is_local(self, event: RequestArrived, view: ClusterView) -> bool:
-        """Whether the prompt stays on the decode worker that would answer it."""
+    def _stay_local(self, event: RequestArrived, view: ClusterView) -> Sequence[Action]:
+        """The prompt goes whole to a decode worker, if the rule says so: the one that has most of it, where little is
+        left to compute; any, where prefill workers are busy. Nothing when it is to be handed over."""
         rule = self._settings.conditional
-        if rule == "off":
-            return False
-        short = rule in ("isl", "isl_or_load") and stays_local(event.isl, 0)
-        return short or (rule in ("prefill_load", "isl_or_load") and self._prefill_is_busy(view))
+        if rule in ("isl", "isl_or_load") and event.worker_hint is None:
+            worker_id, blocks = self._decode.best_overlap(event, view)
+            tokens = blocks * self._decode.settings.block_size
+            if worker_id is not None and stays_local(event.isl, tokens):
+                reason = f"{event.isl - tokens} of {event.isl} tokens left to compute"
+                return self._named(self._run_whole(replace(event, worker_hint=worker_id), view), reason)
+        if rule in ("prefill_load", "isl_or_load") and self._prefill_is_busy(view):
+            return self._named(self._run_whole(event, view), "prefill workers are busy")
+        return ()
+
+    @staticmethod
+    def _named(actions: Sequence[Action], reason: str) -> Sequence[Action]:
+        return tuple(replace(a, rule="local", reason=reason) if isinstance(a, Dispatch) else a for a in actions)
 
     def _prefill_is_busy(self, view: ClusterView) -> bool:
         limit = self._settings.busy_tokens

@@ -312,3 +312,47 @@ def test_a_hand_off_is_on_record_and_a_phase_of_its_own(twin, root: Path, trace:
     for row in moved:
         span_s = (spans[row["row"], "e"] - spans[row["row"], "b"]) / 1e6
         assert span_s == pytest.approx(row["moved_s"] - row["held_s"], abs=1e-8)
+
+
+CONDITIONAL = """
+[router]
+mode = "kv"
+[disaggregation]
+conditional = "{rule}"
+{more}
+[[workers]]
+name = "p"
+role = "prefill"
+count = 1
+[[workers]]
+name = "d"
+role = "decode"
+count = 2
+"""
+
+
+def test_a_prompt_mostly_cached_on_a_decode_worker_stays_there(twin, tmp_path: Path) -> None:
+    rows = [
+        {"timestamp": 2000 * n, "input_length": 2048, "output_length": 4, "hash_ids": ids}
+        for n, ids in enumerate([[1, 2, 3, 4], [5, 6, 7, 8], [1, 2, 3, 9], [5, 10, 11, 12], [5, 6, 7, 8]])
+    ]
+    trace = written(tmp_path, "".join(json.dumps(row) + "\n" for row in rows), "turns.jsonl")
+    config = written(tmp_path, CONDITIONAL.format(rule="isl", more=""), "c.toml")
+    line = ["replay", trace, "--config", config, "--set", "trace.hash_block_tokens=512", "--no-html"]
+    assert twin(*line, "--out", tmp_path / "run").code == 0
+    found = pq.read_table(tmp_path / "run" / "requests.parquet").to_pylist()
+    assert [row["prefill_worker_id"] for row in found] == [0, 0, None, 0, None]
+    assert (found[2]["worker_id"], found[4]["worker_id"]) == (found[0]["worker_id"], found[1]["worker_id"])
+    assert [row["cached_tokens"] for row in found][2::2] == [1536, 2032]  # the last token is always computed
+    reasons = pq.read_table(tmp_path / "run" / "decisions.parquet").column("reason").to_pylist()
+    assert "512 of 2048 tokens left to compute" in reasons
+    assert twin(*line, "--no-leap", "--out", tmp_path / "stepped").code == 0
+    assert pq.read_table(tmp_path / "stepped" / "requests.parquet").to_pylist() == found
+
+
+def test_prompts_stay_on_decode_workers_while_prefill_is_busy(twin, tmp_path: Path) -> None:
+    trace = written(tmp_path, HEADER + "0,8000,4\n0.001,8000,4\n0.002,100,4\n20,8000,4\n")
+    config = written(tmp_path, CONDITIONAL.format(rule="prefill-load", more="prefill_busy_tokens = 10_000"), "c.toml")
+    assert twin("replay", trace, "--config", config, "--no-html", "--out", tmp_path / "run").code == 0
+    found = pq.read_table(tmp_path / "run" / "requests.parquet").column("prefill_worker_id").to_pylist()
+    assert found == [0, 0, None, 0]

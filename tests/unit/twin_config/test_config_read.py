@@ -339,6 +339,7 @@ def test_a_link_that_no_file_declares_cannot_be_set() -> None:
         (["workers.latency.decode_s=1"], "workers.pool.latency.decode_s"),
         (["workers.startup_s=30"], "workers.pool.startup_s"),
         (["workers.startup.weights_from=peer"], "workers.pool.startup.weights_from"),
+        (["workers.engine.nextn=2", "workers.engine.accept_rates=0.9,0.5,0.1"], "workers.pool.engine.accept_rates"),
         (["workers.links.kv=nvlink"], "workers.pool.links.kv"),
     ],
 )
