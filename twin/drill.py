@@ -6,7 +6,10 @@ It wires the scenario to a world and judges the record afterwards; what happens 
 from __future__ import annotations
 
 import json
+import types
+import typing
 from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,7 @@ from twin.config import Config
 from twin.mocker.faults import Detection, Faults
 from twin.mocker.world import MockWorld
 from twin.replay import FAULTS_JSON
-from twin.scenario import COMPARISONS, Expectation, read_scenario
+from twin.scenario import COMPARISONS, METRICS, Expectation, read_scenario
 
 _EVENT_FAULTS = ("event_loss", "event_delay")
 
@@ -45,6 +48,8 @@ class Drill:
     def __init__(self, config: Config) -> None:
         assert config.faults.path is not None
         self.scenario = read_scenario(config.faults.path)
+        for expectation in self.scenario.expect:
+            _check_metric(expectation.metric, self.scenario.path)
         self._config = config
         self._watched: Watched | None = None
         self._faults: Faults | None = None
@@ -73,7 +78,15 @@ class Drill:
             lease_s=resilience.lease_ttl_s,
             inactivity_s=resilience.response_inactivity_s,
         )
-        self._faults = Faults(world, self.scenario, seed=self._config.seed, detection=detection, network=world.network)
+        more = {}
+        if self._config.disaggregation.bandwidth_gb_per_s is not None:
+            more["no_links"] = (
+                "this run has no links, as disaggregation.bandwidth_gb_per_s gives every transfer one of its own; "
+                "leave that out, or the fault"
+            )
+        self._faults = Faults(
+            world, self.scenario, seed=self._config.seed, detection=detection, network=world.network, **more
+        )
         self._faults.start()
 
     def finish(self, world: MockWorld, folder: Path, report: Report, *, partial: bool) -> tuple[str, ...]:
@@ -122,12 +135,34 @@ def _metric(name: str, folder: Path, report: Report, where: Path) -> float | Non
     found: object = json.loads(report.to_json())
     for part in name.split("."):
         if not isinstance(found, dict) or part not in found:
-            raise ConfigError(
-                f"{where}: expect: there is no metric {name}; there are requests_<status>, migrations, longest_gap_ms "
-                "and every figure of report.json by its path, like latency.ttft_s.p99"
-            )
+            raise _no_metric(name, where)
         found = found[part]
     return float(found) if isinstance(found, int | float) else None
+
+
+def _check_metric(name: str | None, where: Path) -> None:
+    """Refuse a path that no report has; what a run alone decides (keys of a mapping, groups) is left to its end."""
+    if name is None or name in METRICS:
+        return
+    kind: object = Report
+    for part in name.split("."):
+        if not (isinstance(kind, type) and is_dataclass(kind)):
+            if kind in (int, float, str, bool):
+                raise _no_metric(name, where)
+            return
+        hints = typing.get_type_hints(kind)
+        if part not in {item.name for item in fields(kind)}:
+            raise _no_metric(name, where, f"; {kind.__name__} has {', '.join(item.name for item in fields(kind))}")
+        kind = hints[part]
+        if typing.get_origin(kind) in (typing.Union, types.UnionType):
+            kind = next(option for option in typing.get_args(kind) if option is not type(None))
+
+
+def _no_metric(name: str, where: Path, more: str = "") -> ConfigError:
+    return ConfigError(
+        f"{where}: expect: there is no metric {name}; there are requests_<status>, migrations, longest_gap_ms "
+        f"and every figure of report.json by its path, like latency.ttft_s.p99{more}"
+    )
 
 
 def longest_gap_s(folder: Path) -> float:

@@ -18,6 +18,7 @@ from policies.errors import CapabilityError, ConfigError
 from twin.config_values import nearest
 
 VERSION = 1
+SHORTEST_EVERY_MS = 1
 ANY = "any"
 ROLES = ("mixed", "prefill", "decode")
 DETECTIONS = ("disconnect", "lease", "silent")
@@ -279,7 +280,7 @@ def _fault(table: _Table, index: int, names: tuple[str, ...] | None) -> Fault:
         where=table.where,
         kind=kind,
         at_s=table.seconds("at_ms"),
-        every_s=table.seconds("every_ms", above=0),
+        every_s=table.seconds("every_ms", low=SHORTEST_EVERY_MS),
         jitter_s=table.seconds("jitter_ms") or 0.0,
         count=table.whole("count", low=1),
         mtbf_s=table.seconds("mtbf_ms", above=0),
@@ -291,7 +292,7 @@ def _fault(table: _Table, index: int, names: tuple[str, ...] | None) -> Fault:
         detect=table.text("detect", DETECTIONS) or "disconnect",
         detection_delay_s=table.seconds("detection_delay_ms"),
         timeout_s=table.seconds("timeout_ms"),
-        factor=table.number("factor", above=0) or 1.0,
+        factor=_factor(table, kind),
         rate=table.number("rate", low=0, high=1),
         delay_s=table.seconds("ms", above=0) or 0.0,
         row=table.whole("row", low=0),
@@ -300,6 +301,19 @@ def _fault(table: _Table, index: int, names: tuple[str, ...] | None) -> Fault:
     )
     _check(table, fault, names)
     return fault
+
+
+def _factor(table: _Table, kind: str) -> float:
+    """How many times as long steps take (worker_slow), or which share of its bandwidth a link has left (link_slow)."""
+    factor = table.number("factor")
+    if factor is None:
+        return 1.0
+    if kind == "worker_slow" and factor <= 1.0:
+        table.refuse("factor", "must be more than 1: steps take so many times as long")
+    if kind == "link_slow" and not 0.0 < factor < 1.0:
+        down = "; a link that carries nothing is link_down" if factor == 0.0 else ""
+        table.refuse("factor", f"must be more than 0 and less than 1: the share of its bandwidth that is left{down}")
+    return factor
 
 
 def _check(table: _Table, fault: Fault, names: tuple[str, ...] | None) -> None:
@@ -382,9 +396,9 @@ class _Table:
             self.refuse(key, "must be a whole number")
         return value
 
-    def seconds(self, key: str, *, above: float | None = None) -> float | None:
+    def seconds(self, key: str, *, low: float = 0, above: float | None = None) -> float | None:
         """A key in milliseconds, as seconds."""
-        value = self.number(key, low=0, above=above)
+        value = self.number(key, low=low, above=above)
         return None if value is None else value / 1e3
 
     def text(self, key: str, choices: tuple[str, ...] = ()) -> str | None:

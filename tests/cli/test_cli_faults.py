@@ -120,3 +120,106 @@ def test_the_printed_table_says_which_scenario_and_how_many_migrations(twin: Twi
     assert migrations > 0
     assert f"{migrations} migration" in line
     assert "kill-one.toml" in out.replace("\n", "").replace(" ", "")
+
+
+LEGS = """
+[router]
+mode = "{mode}"
+[[workers]]
+name = "p"
+role = "prefill"
+count = 2
+model = "llama-3.1-8b"
+[[workers]]
+name = "d"
+role = "decode"
+count = 1
+model = "llama-3.1-8b"
+{more}
+"""
+
+
+def legs(folder: Path, faults: str, *, mode: str = "round-robin", more: str = "", rows: int = 40) -> list[object]:
+    """A command line: rows every 50 ms on two prefill workers and a decode worker, and these faults."""
+    scenario, config, trace = folder / "s.toml", folder / "c.toml", folder / "t.csv"
+    scenario.write_text(faults, encoding="utf-8")
+    config.write_text(LEGS.format(mode=mode, more=more), encoding="utf-8")
+    trace.write_text("arrival_s,isl,osl\n" + "".join(f"{n / 20},1000,20\n" for n in range(rows)), encoding="utf-8")
+    line = ["replay", trace, "--config", config, "--faults", scenario, "--no-html", "--quiet"]
+    return [*line, "--out", folder / "run"]
+
+
+@pytest.mark.parametrize("mode", ["round-robin", "kv", "least-loaded"])
+@pytest.mark.parametrize("more", [(), ("--concurrency", "8"), ("--no-leap",)], ids=lambda more: "".join(more))
+def test_a_link_that_stays_down_fails_what_waits_for_it(
+    mode: str, more: tuple[str, ...], twin: Twin, tmp_path: Path
+) -> None:
+    """The other prefill worker's requests are answered, those of p-0 fail by name, each ends once."""
+    faults = 'faults = [{at_ms = 500, kind = "link_down", link = "nic:p-0"}]\nexpect = [{invariants = "all"}]'
+    ended = twin(*legs(tmp_path, faults, mode=mode), *more)
+    assert (ended.code, ended.err) == (0, "")
+    counts = json.loads((tmp_path / "run" / "report.json").read_text(encoding="utf-8"))["counts"]
+    assert counts["completed"] + counts["failed"] == 40
+    assert counts["completed"] >= 10
+    assert counts["reasons"] == {"stuck: link nic:p-0 is down to the end of the run": counts["failed"]}
+    assert counts["failed"] >= 4
+
+
+def test_all_links_down_fail_all_that_is_to_be_handed_over(twin: Twin, tmp_path: Path) -> None:
+    faults = (
+        'faults = [{at_ms = 0, kind = "link_down", link = "nic"}]\nexpect = [{metric = "requests_failed", eq = 300}]'
+    )
+    assert twin(*legs(tmp_path, faults, rows=300)).code == 0
+
+
+def test_a_link_that_stays_down_beside_workers_that_come_and_go(twin: Twin, tmp_path: Path) -> None:
+    faults = """migration_limit = 2
+    faults = [
+      {at_ms = 300, kind = "link_down", link = "nic:p-0"},
+      {at_ms = 600, kind = "link_down", link = "nic:d-0", for_ms = 300},
+      {every_ms = 400, kind = "worker_down", role = "prefill", for_ms = 150, count = 3},
+      {at_ms = 1000, kind = "worker_hang", worker = "d-0", detection_delay_ms = 200, for_ms = 400},
+    ]
+    client_disconnects = [{rate = 0.1, within_ms = 2000}]
+    expect = [{invariants = "all"}]"""
+    assert twin(*legs(tmp_path, faults, rows=80)).code == 0
+    counts = json.loads((tmp_path / "run" / "report.json").read_text(encoding="utf-8"))["counts"]
+    assert counts["completed"] + counts["failed"] + counts["cancelled"] == 80
+    assert counts["reasons"]["stuck: link nic:p-0 is down to the end of the run"] >= 4
+    assert twin(*legs(tmp_path, faults, rows=80)[:-1], tmp_path / "again", "--no-leap").code == 0
+    assert (tmp_path / "again" / "faults.json").read_bytes() == (tmp_path / "run" / "faults.json").read_bytes()
+
+
+def test_a_worker_that_nobody_misses_fails_what_it_had(twin: Twin, tmp_path: Path) -> None:
+    faults = 'faults = [{at_ms = 500, kind = "worker_down", worker = "p-0", detect = "silent"}]'
+    assert twin(*legs(tmp_path, faults)).code == 0
+    counts = json.loads((tmp_path / "run" / "report.json").read_text(encoding="utf-8"))["counts"]
+    assert counts["completed"] + counts["failed"] == 40
+    assert counts["reasons"] == {"stuck: worker p-0 is down to the end of the run": counts["failed"]}
+
+
+@pytest.mark.parametrize(
+    ("metric", "good"),
+    [
+        ("latency.foo.bar", False),
+        ("latency.ttft_s.p9", False),
+        ("counts.completed.x", False),
+        ("latency.ttft_s.p99", True),
+        ("counts.completed", True),
+        ("hit_rate.x", False),
+    ],
+)
+def test_a_metric_that_no_report_has_is_refused_before_the_run(
+    metric: str, good: bool, twin: Twin, tmp_path: Path
+) -> None:
+    ended = twin(*legs(tmp_path, f'expect = [{{metric = "{metric}", ge = 0}}]'))
+    assert ended.code == (0 if good else 2)
+    assert (tmp_path / "run" / "report.json").exists() is good
+    assert good or f"there is no metric {metric}" in ended.complaint
+
+
+def test_a_link_fault_without_links_says_what_took_them_away(twin: Twin, tmp_path: Path) -> None:
+    faults = 'faults = [{at_ms = 500, kind = "link_down", link = "nic"}]'
+    ended = twin(*legs(tmp_path, faults, more="[disaggregation]\nbandwidth_gb_per_s = 25"))
+    assert ended.code == 2
+    assert "no links, as disaggregation.bandwidth_gb_per_s gives every transfer one of its own" in ended.complaint

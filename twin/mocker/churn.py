@@ -87,7 +87,7 @@ class Churn:
         world = self._world
         world.learn_evictions(before(world.clock.now))
         worker = world.workers[worker_id]
-        for request in self._requests_of(worker_id):
+        for request in self.requests_of(worker_id):
             for seq in _legs_on(request, worker_id):
                 worker.count(seq)
         worker.kill()
@@ -112,7 +112,7 @@ class Churn:
         loss = self._losses.pop(worker.worker_id, None) or Loss()
         loss.detected_s = world.clock.now
         world.post(WorkerLost(at_s=world.clock.now, worker_id=worker.worker_id, reason=reason))
-        for request in self._requests_of(worker.worker_id):
+        for request in self.requests_of(worker.worker_id):
             if not request.closed:
                 self.interrupt(request, worker, reason, loss)
         gone = self.when_gone.pop(worker.worker_id, None)
@@ -184,6 +184,12 @@ class Churn:
         request = world.open.get(request_id)
         if request is None:
             return False
+        self.give_up(request, "cancelled", "the client left")
+        return True
+
+    def give_up(self, request: OpenRequest, status: str, reason: str) -> None:
+        """An open request ends now, wherever it is; what its legs hold is freed at the end of the step."""
+        world = self._world
         world.learn_evictions(before(world.clock.now))
         if request.handoff is not None and world.handoffs is not None:
             self._count(request)
@@ -193,8 +199,7 @@ class Churn:
             worker = world.workers[request.worker_id]
             if not worker.down:
                 worker.drop(request.sequence)
-        world.end(request_id, "cancelled", "the client left")
-        return True
+        world.end(request.request_id, status, reason)
 
     def migrate(self, action: Migrate) -> None:
         """Send an interrupted request again, what the client has already as part of the prompt."""
@@ -261,7 +266,7 @@ class Churn:
             if not worker.down:
                 worker.count(seq)
 
-    def _requests_of(self, worker_id: WorkerId) -> list[OpenRequest]:
+    def requests_of(self, worker_id: WorkerId) -> list[OpenRequest]:
         """Open requests with a leg on a worker, in order of arrival."""
         return [request for request in self._world.open.values() if _legs_on(request, worker_id)]
 

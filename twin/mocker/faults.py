@@ -23,6 +23,7 @@ from twin.scenario import ANY, Fault, Occurrence, Scenario, chosen, occurrences
 
 if TYPE_CHECKING:
     from twin.mocker.links import Network
+    from twin.mocker.requests import OpenRequest
     from twin.mocker.world import MockWorld, WorkerSpec
 
 TCP_SHARE = 1 / 350
@@ -63,7 +64,14 @@ class Faults:
     """One scenario on one world. `start` before the world runs; `timeline` and `never_applied` when it is over."""
 
     def __init__(
-        self, world: MockWorld, scenario: Scenario, *, seed: int, detection: Detection, network: Network | None = None
+        self,
+        world: MockWorld,
+        scenario: Scenario,
+        *,
+        seed: int,
+        detection: Detection,
+        network: Network | None = None,
+        no_links: str = "this run has no links; give it a topology, or leave the fault out",
     ) -> None:
         self._world = world
         self._scenario = scenario
@@ -75,10 +83,14 @@ class Faults:
         self._pending = 0  # events of ours on the clock
         self._rows: dict[int, RequestId] = {}
         self.timeline: list[Entry] = []
+        for fault in scenario.faults if network is None else ():
+            if fault.link is not None or fault.kind == "tcp_fallback":
+                raise CapabilityError(f"{fault.where}: {no_links}")
 
     def start(self) -> None:
         """Put the first occurrence of every fault on the clock."""
         world = self._world
+        world.stuck = self._stuck
         for fault in self._scenario.faults:
             if fault.rate is not None and fault.kind == "client_disconnect":
                 world.churn.on_arrival.append(self._leaver(fault))
@@ -89,6 +101,34 @@ class Faults:
         first = self._scenario.first_worker
         if first is not None:
             world.churn.pins[0] = self._ids[first]
+
+    def _stuck(self) -> tuple[str, list[OpenRequest]] | None:
+        """Nothing is left to happen: which open requests are held up for good, and by what. Those whose transfer
+        stands still, or whose worker is gone, come first: without them the others may go on."""
+        world, churn = self._world, self._world.churn
+        links = self._links_down()
+        workers = [worker_id for worker_id, worker in sorted(world.workers.items()) if worker.down or worker.hung]
+        why = []
+        if links:
+            why.append(_to_the_end("link", links))
+            moving = [r for r in world.open.values() if r.handoff is not None and r.handoff.move is not None]
+            if moving:
+                return f"stuck: {why[0]}", moving
+        if workers:
+            why.append(_to_the_end("worker", tuple(self._names[worker_id] for worker_id in workers)))
+            there = {r.request_id: r for worker_id in workers for r in churn.requests_of(worker_id)}
+            if there:
+                return f"stuck: {why[-1]}", list(there.values())
+        return (f"stuck: {'; '.join(why)}", list(world.open.values())) if why else None
+
+    def _links_down(self) -> tuple[str, ...]:
+        """The links that are down now, by the names that the scenario gives them."""
+        down = self._network.down if self._network is not None else ()
+        named = [fault.link for fault in self._scenario.faults if fault.kind == "link_down" and fault.link]
+        found = {
+            next((link for link in named if name == link or name.startswith(f"{link}:")), name): None for name in down
+        }
+        return tuple(found)
 
     def never_applied(self, end_s: float) -> list[str]:
         """Faults that did nothing in the whole run, or only after its last request had ended at `end_s`."""
@@ -286,8 +326,7 @@ class Faults:
 
     def _slow_link(self, fault: Fault, occurrence: Occurrence, entry: Entry) -> str | None:
         network, link = self._network, fault.link or ALL_LINKS
-        if network is None:
-            raise CapabilityError(f"{fault.where}: this run has no links; give it a topology, or leave the fault out")
+        assert network is not None
         entry.target = link
         factor = {"link_down": 0.0, "tcp_fallback": TCP_SHARE}.get(fault.kind, fault.factor)
         network.slow(link, factor)
@@ -327,6 +366,14 @@ class Faults:
         if request is not None and request.row.row == row:
             self._world.churn.cancel(request_id)
             self.timeline.append(entry)
+
+
+def _to_the_end(what: str, names: tuple[str, ...]) -> str:
+    """Names of links or workers that are down for good, three at most."""
+    if len(names) == 1:
+        return f"{what} {names[0]} is down to the end of the run"
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{what}s {', '.join(names[:3])}{more} are down to the end of the run"
 
 
 _Performer = Callable[[Faults, Fault, Occurrence, Entry, MockWorker], None]

@@ -86,6 +86,14 @@ class Network:
         """Names of all links."""
         return tuple(self._fluid.links)
 
+    @property
+    def down(self) -> tuple[str, ...]:
+        """Names of the links that carry nothing now, in one direction at least."""
+        fluid = self._fluid
+        return tuple(
+            name for name, link in fluid.links.items() if any(not fluid.lane(lane).bytes_per_s for lane in link.lanes())
+        )
+
     def start(
         self,
         links: Sequence[str],

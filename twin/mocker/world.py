@@ -130,6 +130,7 @@ class MockWorld:
         self._reports = controller.wants(WorkerReported)
         self.specs = {spec.worker_id: spec for spec in workers}
         self.churn = Churn(self)
+        self.stuck: Callable[[], tuple[str, list[OpenRequest]] | None] = lambda: None  # whom faults hold up for good
         self.cut_short = 0  # answers that ended where the context was full, before the trace's output length
         self.handoffs: Handoffs | None = None
         if handoff is not None:
@@ -168,10 +169,17 @@ class MockWorld:
     # ------------------------------------------------------------ running
 
     def run(self) -> None:
-        """Until every request has ended. Raises EngineError, naming them, when open requests cannot proceed."""
+        """Until every request has ended. What faults hold up for good fails when nothing else is left to happen;
+        raises EngineError, naming them, when open requests cannot proceed for no such reason."""
         clock = self.clock
         clock.process(self._closed_loop() if self._concurrency is not None else self._open_loop())
         clock.run()
+        while self.open and (found := self.stuck()) is not None:
+            why, held_up = found
+            for request in held_up:
+                if not request.closed:
+                    self.churn.give_up(request, "failed", why)
+            clock.run()
         if self.open:
             names = ", ".join(f"{r!r} ({self._where(o)})" for r, o in list(self.open.items())[:5])
             more = len(self.open) - 5

@@ -75,6 +75,32 @@ def test_json_says_the_same(tmp_path: Path) -> None:
         ('faults = [{at_ms = -1, kind = "drain", worker = "any"}]', "at_ms = -1: must be 0 or more"),
         ('faults = [{at_ms = 5, until_ms = 5, kind = "drain", worker = "any"}]', "until_ms = 5: must be after at_ms"),
         ('faults = [{at_ms = 5, kind = "worker_slow", worker = "any"}]', "factor: kind worker_slow needs it"),
+        *(
+            (
+                f'faults = [{{at_ms = 5, kind = "worker_slow", worker = "any", factor = {factor}}}]',
+                f"factor = {factor}: {says}",
+            )
+            for factor, says in (
+                (1, "must be more than 1"),
+                (0.001, "must be more than 1"),
+                (-2, "must be more than 1"),
+            )
+        ),
+        *(
+            (
+                f'faults = [{{at_ms = 5, kind = "link_slow", link = "nic", factor = {factor}}}]',
+                f"factor = {factor}: {says}",
+            )
+            for factor, says in (
+                (
+                    0,
+                    "must be more than 0 and less than 1: the share of its bandwidth that is left; a link that carries",
+                ),
+                (1, "must be more than 0 and less than 1"),
+                (100, "must be more than 0 and less than 1"),
+            )
+        ),
+        ('faults = [{every_ms = 0.001, kind = "drain", worker = "any"}]', "every_ms = 0.001: must be 1 or more"),
         ('faults = [{every_ms = 5, mtbf_ms = 5, kind = "drain", worker = "any"}]', "give one of them"),
         ('faults = [{every_ms = 5, jitter_ms = 4, kind = "drain", worker = "any"}]', "at most half of every_ms"),
         ('faults = [{at_ms = 5, kind = "event_loss", worker = "any", rate = 2}]', "rate = 2: must be 1 or less"),
