@@ -35,7 +35,7 @@ from reports.report import (
 )
 from reports.sla import Sla
 from reports.verdict import Outcomes, good_requests, judge
-from reports.workers import worker_figures
+from reports.workers import StepTotals, worker_figures
 
 __all__ = [
     "GroupMeta",
@@ -65,10 +65,11 @@ def build_report(folder: Path, meta: RunMeta, sla: Sla | None = None) -> Report:
 def _report(record: RunRecord, meta: RunMeta, sla: Sla | None) -> Report:
     requests = record.requests
     outcomes = outcomes_of(requests)
-    makespan = metrics.makespan_s(requests.floats("arrival_s"), requests.floats("last_token_s"))
+    steps = StepTotals(record)
+    makespan = metrics.makespan_s(requests.floats("arrival_s"), requests.floats("last_token_s"), steps.last_s)
     itl = metrics.itl_s(lambda: record.steps.batches(GAP_COLUMNS))
-    workers = worker_figures(record, outcomes.completed, meta, makespan)
-    span = span_of(requests)
+    workers = worker_figures(requests, steps, outcomes.completed, meta, makespan)
+    span = span_of(requests, steps.last_s)
     gpu_s = gpu_seconds(meta.workers, span)
     good = None if sla is None else good_requests(sla, outcomes)
     completed, output = outcomes.completed, requests.ints("output_tokens", null=0)

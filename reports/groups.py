@@ -1,7 +1,7 @@
 """What each worker group did and cost: GPU-seconds held, energy, money, and goodput per GPU.
 
-Time held counts from when a worker was ordered to when it was stopped: starting and draining are paid for. Figures
-are sums over workers; it must not define a metric of its own.
+Time held counts from when a worker was ordered to when it was stopped or lost for good: starting and draining are paid
+for. Figures are sums over workers; it must not define a metric of its own.
 """
 
 from __future__ import annotations
@@ -20,18 +20,16 @@ from reports.report import GroupFigures, GroupMeta, RunMeta, WorkerFigures, Work
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """The run in virtual time: first arrival to last token."""
+    """The run in virtual time, as long as its makespan."""
 
     start_s: float
     end_s: float
 
 
-def span_of(requests: Columns) -> Span | None:
-    """None when no token came out."""
-    arrival, last = requests.floats("arrival_s"), requests.floats("last_token_s")
-    if np.isnan(arrival).all() or np.isnan(last).all():
-        return None
-    return Span(start_s=float(np.nanmin(arrival)), end_s=float(np.nanmax(last)))
+def span_of(requests: Columns, last_step_s: float) -> Span | None:
+    """None when nothing elapsed."""
+    span = metrics.run_span_s(requests.floats("arrival_s"), requests.floats("last_token_s"), last_step_s)
+    return None if span is None else Span(start_s=span[0], end_s=span[1])
 
 
 def held_s(worker: WorkerMeta, span: Span) -> float:

@@ -148,7 +148,7 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
     for latency in report.meta.latency:
         yield "latency model", latency_line(latency, several=len(report.meta.latency) > 1)
     yield "requests", counts_line(report)
-    yield "duration", f"{text.time(report.makespan_s)} of virtual time, first arrival to last token"
+    yield "duration", f"{text.time(report.makespan_s)} of virtual time, first arrival to last event"
 
 
 def tiles(report: Report) -> list[Tile]:

@@ -166,11 +166,25 @@ def mean_ci95(values: F64) -> tuple[float, float] | None:
 # --- the run as a whole -----------------------------------------------------------------------------------------------
 
 
-def makespan_s(arrival_s: F64, last_token_s: F64) -> float | None:
-    """First arrival to last token, quiet spells included. None when no token came out."""
-    if np.isnan(arrival_s).all() or np.isnan(last_token_s).all():
+def run_span_s(arrival_s: F64, last_token_s: F64, last_step_s: float = math.nan) -> tuple[float, float] | None:
+    """When a run starts and ends: first arrival to the latest of last token, last arrival and end of the last step.
+    None when nothing elapsed.
+    """
+    if np.isnan(arrival_s).all():
         return None
-    return float(np.nanmax(last_token_s) - np.nanmin(arrival_s))
+    start_s = float(np.nanmin(arrival_s))
+    end_s = max(
+        float(np.nanmax(times)) for times in (arrival_s, last_token_s, last_step_s) if not np.isnan(times).all()
+    )
+    return (start_s, end_s) if end_s > start_s else None
+
+
+def makespan_s(arrival_s: F64, last_token_s: F64, last_step_s: float = math.nan) -> float | None:
+    """First arrival to the last token, or to what came after it: an arrival that got none, the end of a step. Quiet
+    spells are included. None when nothing elapsed.
+    """
+    span = run_span_s(arrival_s, last_token_s, last_step_s)
+    return None if span is None else span[1] - span[0]
 
 
 def per_second(amount: float, elapsed_s: float | None) -> float | None:

@@ -190,7 +190,7 @@ def _what_came_out(report: Report) -> Iterator[Fact]:
         f" ({text.counted(gpus, 'GPU')}); {text.figures(user)} per user (mean)",
         "",
     )
-    yield "duration", f"{text.time(report.makespan_s)} of virtual time, first arrival to last token", ""
+    yield "duration", f"{text.time(report.makespan_s)} of virtual time, first arrival to last event", ""
     yield "cache", f"hit rate {text.share(report.hit_rate)}", ""
     yield "KV pool", f"peak {text.share(report.kv_peak_share)}; {text.counted(report.preemptions, 'preemption')}", ""
     shares = [worker.busy_share for worker in report.workers if worker.busy_share is not None]

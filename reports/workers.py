@@ -5,6 +5,8 @@ Steps are read in batches and requests a column at a time. It must not define a 
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from reports import metrics
@@ -17,13 +19,16 @@ STEP_TOTAL_COLUMNS = (
 )  # fmt: skip
 
 
-class _StepTotals:
-    """Sums and peaks of steps and leaps per worker; "gap" rows are no steps and count only for ITL."""
+class StepTotals:
+    """Sums and peaks of steps and leaps per worker, and when the last of all ended (NaN: there is none); "gap" rows are
+    no steps and count only for ITL.
+    """
 
     def __init__(self, record: RunRecord) -> None:
         self._sums: dict[str, dict[int, float]] = {name: {} for name in ("steps", "busy_s", "running_s", "preempted")}
         self._peaks: dict[str, dict[int, float]] = {name: {} for name in ("waiting", "active_blocks")}
         self.workers: set[int] = set()
+        self.last_s = math.nan
         for batch in record.steps.batches(STEP_TOTAL_COLUMNS):
             self._add(batch)
 
@@ -38,7 +43,9 @@ class _StepTotals:
         is_step = np.array([label != "gap" for label in labels], dtype=np.bool_)[kind]
         ids, place = np.unique(batch.ints("worker_id")[is_step], return_inverse=True)
         self.workers.update(int(worker_id) for worker_id in ids)
-        length_s = (batch.floats("end_s") - batch.floats("start_s"))[is_step]
+        end_s = batch.floats("end_s")[is_step]
+        self.last_s = float(np.fmax.reduce(end_s, initial=self.last_s))
+        length_s = end_s - batch.floats("start_s")[is_step]
         amounts = {name: batch.floats(name)[is_step] for name in ("steps", "preempted", "running")}
         amounts |= {"busy_s": length_s, "running_s": length_s * amounts["running"]}
         for name, sums in self._sums.items():
@@ -77,10 +84,9 @@ class _RequestTotals:
 
 
 def worker_figures(
-    record: RunRecord, completed: Bools, meta: RunMeta, makespan: float | None
+    requests: Columns, steps: StepTotals, completed: Bools, meta: RunMeta, makespan: float | None
 ) -> tuple[WorkerFigures, ...]:
     """One entry per worker that `meta` names or the record mentions, by worker id."""
-    requests, steps = record.requests, _StepTotals(record)
     answered, prefilled = requests.ints("worker_id", null=-1), requests.ints("prefill_worker_id", null=-1)
     known = {worker.worker_id: worker for worker in meta.workers}
     seen = {int(worker) for column in (answered, prefilled) for worker in distinct(column)} - {-1}
@@ -100,7 +106,7 @@ def _one_worker(
     worker: WorkerMeta,
     place: int,
     sums: _RequestTotals,
-    steps: _StepTotals,
+    steps: StepTotals,
     meta: RunMeta,
     makespan: float | None,
 ) -> WorkerFigures:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from policies.cluster.controller import Controller, Policy
+from policies.cluster.ids import WorkerId
 from policies.cluster.journal import Header, Journal
 from policies.cluster.plain import JsonValue
 from policies.errors import ConfigError
@@ -343,7 +344,10 @@ def _report(
             "they made fewer tokens than their trace rows say"
         )
     meta = describe_run(config, groups, trace, policy, hash_known=world.keyed, no_effect=tuple(no_effect))
-    return build_report(folder, replace(meta, tiers=world.tiers, warnings=(*meta.warnings, *warnings)), sla)
+    gone_s = world.gone_s
+    workers = tuple(replace(worker, held_until_s=gone_s.get(WorkerId(worker.worker_id))) for worker in meta.workers)
+    meta = replace(meta, workers=workers, tiers=world.tiers, warnings=(*meta.warnings, *warnings))
+    return build_report(folder, meta, sla)
 
 
 def _demand_facts(trace: Trace) -> dict[str, JsonValue]:

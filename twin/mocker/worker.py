@@ -42,6 +42,7 @@ class MockWorker:
         "_wake",
         "attentive",
         "down",
+        "down_s",
         "engine",
         "fenced",
         "hung",
@@ -71,6 +72,7 @@ class MockWorker:
         self._loads: list[tuple[float, Sequence]] = getattr(engine, "pending_loads", [])
         self._loaded: list[Sequence] = []  # loads that came up during the running step
         self.down = False  # gone, with all that it had
+        self.down_s: float | None = None  # since when
         self.fenced = False  # known to be gone: what it said before is not believed any more
         self.hung = False  # takes requests and does nothing
         clock.process(self._run())
@@ -151,7 +153,8 @@ class MockWorker:
         self._plan = None
         self._wake.callbacks = []
         self._idle.callbacks = []
-        self.down = True
+        if not self.down:
+            self.down, self.down_s = True, self._clock.now
 
     def pace(self, latency: LatencyModel) -> None:
         """From the next step on, steps take what `latency` says."""

@@ -162,6 +162,11 @@ class MockWorld:
         return self._demand.prioritised
 
     @property
+    def gone_s(self) -> dict[WorkerId, float]:
+        """The workers that have left (drained, or lost) and did not come back, and when they left."""
+        return {worker_id: worker.down_s for worker_id, worker in self.workers.items() if worker.down_s is not None}
+
+    @property
     def network(self) -> Network | None:
         """The links that hand-offs share; None in a run without them."""
         return self.handoffs.network if self.handoffs is not None else None

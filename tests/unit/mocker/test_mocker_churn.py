@@ -258,6 +258,17 @@ def test_a_cancelled_request_lets_a_draining_worker_go_at_the_end_of_its_step() 
     assert done.log.times(WorkerLost) == [("WorkerLost", 0.21)]
 
 
+def test_the_world_says_who_left_for_good_and_when() -> None:
+    rows = [row(0, 0), row(1, 200)]
+    assert go(rows, []).world.gone_s == {}
+    assert go(rows, [(165, lambda c: c.drain(W0))]).world.gone_s == {W0: 0.29}, "the end of its drain"
+    lose = (165, lambda c: c.lose(W0, "x", 0.05))
+    assert go(rows, [lose]).world.gone_s == {W0: 0.165}, "when it was lost, not when that was known"
+    assert go(rows, [lose, (300, lambda c: c.restore(W0))]).world.gone_s == {}, "it came back"
+    again = (400, lambda c: c.lose(W0, "y"))
+    assert go(rows, [lose, (300, lambda c: c.restore(W0)), again]).world.gone_s == {W0: 0.4}
+
+
 # ---------------------------------------------------------------- what a router knows then
 
 

@@ -131,6 +131,23 @@ def test_workers_that_the_meta_does_not_name_are_listed(tmp_path: Path) -> None:
     ]
 
 
+def test_a_run_that_ends_in_failures_lasts_until_the_last_of_them(tmp_path: Path) -> None:
+    """One answer, last token at 6 s; a prompt step to 10 s whose request fails; a last arrival at 20 s that fails."""
+    writer = RunWriter(tmp_path)
+    nothing = dict.fromkeys(("admit_s", "first_token_s", "last_token_s"))
+    late = {row: request_row(row, "failed", output_tokens=0, **nothing) for row in (1, 20)}
+    writer.requests = {0: request_row(0), **late}
+    for start_s in range(10):
+        writer.steps.append(step_row(0, float(start_s), start_s + 1.0))
+    writer.close()
+    report = build_report(tmp_path, meta_of(SERIAL), parse_sla("ttft=10s"))
+    assert (report.makespan_s, report.gpu_s) == (20.0, 20.0)
+    assert report.busy_share == pytest.approx(0.5)
+    assert report.throughput.requests_per_s == pytest.approx(1 / 20)
+    assert report.sla is not None
+    assert report.sla.goodput_rps == pytest.approx(1 / 20)
+
+
 def test_nothing_at_all_is_reported_as_nothing(tmp_path: Path) -> None:
     RunWriter(tmp_path).close()
     report = build_report(tmp_path, meta_of(SERIAL), parse_sla("ttft=1s"))

@@ -39,9 +39,13 @@ def test_the_peers_percentile_takes_the_nearest_rank() -> None:
     assert metrics.rank_percentile(column(NAN), 0.5) is None
 
 
-def test_makespan_is_first_arrival_to_last_token() -> None:
+def test_makespan_is_first_arrival_to_what_came_last() -> None:
     assert metrics.makespan_s(column(1, 2, NAN), column(NAN, 7, 5)) == 6.0
-    assert metrics.makespan_s(column(1, 2), column(NAN, NAN)) is None
+    assert metrics.makespan_s(column(1, 9), column(7, NAN)) == 8.0, "an arrival that got nothing"
+    assert metrics.makespan_s(column(1, 2), column(7, 5), 8.5) == 7.5, "a step that gave no token"
+    assert metrics.makespan_s(column(1, 2), column(7, 5), 6.0) == 6.0
+    assert metrics.makespan_s(column(1, 3), column(NAN, NAN)) == 2.0
+    assert metrics.makespan_s(column(1), column(NAN)) is None
     assert metrics.makespan_s(column(), column()) is None
 
 
