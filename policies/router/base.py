@@ -69,7 +69,7 @@ class Router:
         return self._route(event, view)
 
     def best_overlap(self, event: RequestArrived, view: ClusterView) -> tuple[WorkerId | None, int]:
-        """The eligible worker with most leading blocks of the prompt cached (the lowest id of several), and how many."""
+        """The eligible worker that has most leading blocks of the prompt (of several the lowest id), and how many."""
         best, most = None, 0
         for worker in self._eligible(event, view):
             blocks = self._overlap_blocks(event, worker.up.worker_id)
