@@ -277,10 +277,10 @@ class Handoffs:
         self._queue_changed(side)
         first = len(side.pending) == 1
         between = worker.between_steps()
-        if between:
-            self._try_now(side)
         if between or first:
             worker.cut()
+        if between:
+            self._try_now(side)
         return None
 
     # ------------------------------------------------------------ steps
@@ -564,11 +564,12 @@ class Handoffs:
     def _do(self, worker: MockWorker | None, command: Callable[[], None]) -> None:
         """At once between steps of a worker, at the end of its step within one."""
         assert worker is not None
-        if worker.between_steps():
+        between = worker.between_steps()
+        worker.cut()
+        if between:
             command()
         else:
             self._side(worker).deferred.append(command)
-        worker.cut()
 
     def _queue_changed(self, side: _Side) -> None:
         side.worker.attentive = bool(side.pending) and not side.refused
