@@ -178,11 +178,6 @@ def _warnings(config: Config, trace: Trace, policy: Policy, *, hash_known: bool)
         warnings.append(f"rows of the trace left out: {left_out}")
     if config.router.mode == "kv" and not hash_known:
         warnings.append(NO_KEYS_WARNING)
-    if config.is_disaggregated and config.disaggregation.conditional != "off":
-        warnings.append(
-            "disaggregation.conditional: requests that meet on a decode worker at one instant may be ordered "
-            "differently with and without leaping; --no-leap is the order by the rules"
-        )
     counters = getattr(policy, "counters", None)
     if config.router.mode == "kv" and hash_known and counters is not None:
         warnings.extend(_kv_health(counters()))

@@ -61,3 +61,25 @@ def test_a_prompt_whose_lease_ended_and_whose_worker_died_is_computed_elsewhere(
     requests = _carry_out(program, [Blow(50, "kill", 0)], leap=True).requests
     assert [row[6] for _, row in sorted(requests.items())] == ["completed"] * 9
     assert [row[17] for _, row in sorted(requests.items())] == [0, 0, *[1] * 7]
+
+
+def test_a_client_that_leaves_at_the_instant_a_step_ends_inside_a_leap_leaves_within_the_step() -> None:
+    """Found among 10,000 programs: what leaves comes before the step ends of its instant, leapt or not."""
+    rules = HandoffRules(first_token="decode", lease_s=None, missing_only=False, one_at_a_time=False, block_size=4)
+    engine = engine_settings(
+        block_size=4, blocks=8, prefix_caching=False, max_num_seqs=1, chunked_prefill=False, exclusive_prefill=True
+    )
+    lengths = [(32, 1), (21, 3), *[(1, 1)] * 5]
+    program = Program(
+        rows=tuple(trace_row(n, 0.055, isl, osl, [1000 + 20 * n]) for n, (isl, osl) in enumerate(lengths)),
+        prefill=engine,
+        decode=engine,
+        workers=(1, 1),
+        rules=rules,
+        router="round-robin",
+        order="prefill_first",
+        move_s=0.001,
+        shared=False,
+    )
+    blown = [Blow(140, "cancel", 1)]
+    assert _carry_out(program, blown, leap=True).requests == _carry_out(program, blown, leap=False).requests

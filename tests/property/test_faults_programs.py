@@ -224,6 +224,7 @@ def test_leaping_changes_nothing_under_faults_where_context_costs(
     _same(rows, program, engine_settings(**options), latency, mode, 0.0)
 
 
+@EXAMPLES
 @given(traces(), engine_options(), blows(ties=True), st.sampled_from(["guaranteed_no_evict", "max_utilization"]))
 def test_leaping_changes_nothing_under_faults_of_trtllm(
     rows: list[Row], options: dict, program: list[Blow], policy: str
@@ -259,3 +260,15 @@ def test_a_thousand_cancellations_under_load_leave_nothing_behind() -> None:
     statuses = [record[6] for record in sinks.requests.values()]
     assert statuses.count("cancelled") > 900
     assert statuses.count("cancelled") + statuses.count("completed") == 2000
+
+
+def test_a_request_that_was_sent_again_and_preempted_keeps_the_count_of_its_pool() -> None:
+    """Found among 10,000 programs: what it had generated before and after the loss are one piece of content."""
+    lengths = [(41, 25, [0, 1, 2, *range(1000, 1004)]), (1, 1, [1020]), (1, 20, [1040]), (1, 1, [1060])]
+    lengths += [(13, 5, [1080, 1081, 1082])]
+    rows = [trace_row(n, 0.0, isl, osl, keys) for n, (isl, osl, keys) in enumerate(lengths)]
+    program = [Blow(0, "kill", 1), Blow(0, "cancel", 0), Blow(245, "kill", 0)]
+    options = {"block_size": 4, "blocks": 21, "max_num_seqs": 2, "preemption": "fifo"}
+    engine = engine_settings(chunked_prefill=False, exclusive_prefill=True, **options)
+    sinks, _, _ = perform(rows, program, engine, FIXED, "round-robin")
+    assert [record[6] for _, record in sorted(sinks.requests.items())].count("completed") == 5

@@ -52,6 +52,8 @@ class Program:
     order: str
     move_s: float
     shared: bool
+    conditional: str = "off"
+    busy_tokens: int | None = None
 
 
 @st.composite
@@ -85,6 +87,8 @@ def programs(draw: st.DrawFn) -> Program:
         ),
         router=draw(st.sampled_from(["round-robin", "kv", "least-loaded"])),
         order=draw(st.sampled_from(["prefill_first", "decode_first"])),
+        conditional=draw(st.sampled_from(["off", "isl", "isl_or_load", "prefill_load"])),
+        busy_tokens=draw(st.sampled_from([None, 0, 30])),
         move_s=draw(st.sampled_from([0.0, 0.001, 0.017])),
         shared=draw(st.booleans()),
     )
@@ -131,7 +135,11 @@ def carry_out(
     policy = Disaggregated(
         prefill,  # type: ignore[arg-type]
         decode,  # type: ignore[arg-type]
-        DisaggregationSettings(order=program.order, conditional="off", busy_tokens=None),  # type: ignore[arg-type]
+        DisaggregationSettings(
+            order=program.order,  # type: ignore[arg-type]
+            conditional=program.conditional,  # type: ignore[arg-type]
+            busy_tokens=program.busy_tokens,
+        ),
     )
 
     def mover(clock: Any) -> Any:
@@ -159,7 +167,7 @@ def carry_out(
         sinks=sinks,
         router=program.router,
         key_tokens=KEY_TOKENS,
-        handoff=HandoffPlan(rules=program.rules, mover=mover),
+        handoff=HandoffPlan(rules=program.rules, mover=mover, decode_kv_events=program.conditional != "off"),
         on_end=lambda request, status: ended.update({request.row.row: request}),
     )
     watched.world = world
@@ -260,6 +268,28 @@ def test_room_given_back_at_the_instant_a_step_ends_inside_a_leap_is_free_at_onc
     leapt, stepped = carry_out(program, leap=True)[0], carry_out(program, leap=False)[0]
     assert leapt.decisions == stepped.decisions
     assert leapt.requests == stepped.requests
+
+
+def test_what_a_hand_off_caches_between_steps_is_told_at_once() -> None:
+    """Found among random programs with `conditional`: with leaping it was told earlier than without."""
+    lengths = [(0.0, 10, 1, [0, 1000]), (0.0, 1, 1, [1020]), (0.0, 5, 1, [1040]), (0.04, 1, 6, [1060])]
+    lengths += [(0.04, 1, 1, [1080]), (0.08, 10, 1, [0, 1, 1100]), (0.08, 1, 1, [1120]), (0.09, 1, 1, [1140])]
+    lengths += [(0.1, 1, 1, [1160]), (0.1, 10, 1, [0, 1180]), (0.1, 11, 1, [0, 1, 1200])]
+    whole = engine_settings(block_size=5, blocks=8, max_num_seqs=1, chunked_prefill=False, exclusive_prefill=True)
+    program = Program(
+        rows=tuple(trace_row(n, at_s, isl, osl, keys) for n, (at_s, isl, osl, keys) in enumerate(lengths)),
+        prefill=whole,
+        decode=replace(whole, max_num_seqs=2),
+        workers=(1, 2),
+        rules=HandoffRules(first_token="decode", lease_s=None, missing_only=False, one_at_a_time=False, block_size=5),
+        router="kv",
+        order="decode_first",
+        move_s=0.0,
+        shared=False,
+        conditional="isl",
+    )
+    leapt, stepped = carry_out(program, leap=True)[0], carry_out(program, leap=False)[0]
+    assert leapt.decisions == stepped.decisions
 
 
 def test_a_prompt_that_no_decode_worker_can_hold_fails_after_its_prefill_and_leaks_nothing() -> None:

@@ -44,15 +44,15 @@ class Leaping:
     def settle(self, step: StepPlan, at_s: float) -> None:
         """Account for the steps of a planned leap that have ended by `at_s`, so that its evictions are known.
 
-        The plan goes on behind them; its end does not move.
+        The plan goes on behind them; its end does not move. One that was cut to end at `at_s` has no steps left.
         """
-        if step.steps <= 1 or step.mixed or step.literal:
+        if not step.steps or step.mixed or step.literal:
             return
         epoch, batch, pool = self._epoch, self.batch, self.pool
         steps = epoch.steps_to(at_s, step.start_s, step.end_s, step.steps)
         if epoch.end_s(steps) > at_s:
             steps -= 1
-        if not steps or steps == step.steps:
+        if not steps:
             return
         whole_steps, end_s = step.steps, step.end_s
         step.steps, step.end_s = steps, epoch.end_s(steps)
@@ -60,6 +60,9 @@ class Leaping:
         step.start_s, step.end_s = step.end_s, end_s
         step.steps = whole_steps - steps
         step.settled = True
+        if not step.steps:
+            step.evict_s = None
+            return
         until = batch.steps_within(step.steps, pool.free) + 1
         step.evict_s = epoch.end_s(until) if until < step.steps else None
 

@@ -108,8 +108,7 @@ class Ledger:
         if self.caching:
             complete = seq.computed // self.block_size
             if complete > seq.published:
-                path = seq.path
-                pieces = path.pieces if complete <= path.blocks else (*path.pieces, (seq.own, complete))
+                pieces = seq.path.pieces if complete <= seq.path.blocks else seq.pieces_to(complete)
                 self._publish(seq, pieces, complete)
         if self.drafts is not None:
             self.drafts.forget(seq)

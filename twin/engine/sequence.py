@@ -121,9 +121,17 @@ class Sequence:
         if not self.outputs:
             return self.path.pieces
         end = (self.prompt + self.outputs) // block_size
-        if end <= self.path.blocks:
-            return self.path.pieces
-        return (*self.path.pieces, (self.own, end))
+        return self.pieces_to(end) if end > self.path.blocks else self.path.pieces
+
+    def pieces_to(self, end: int) -> tuple[tuple[Branch, int], ...]:
+        """The content up to block `end`, beyond the prompt: the last piece is what only this request has.
+
+        The prompt of a request that was sent again ends with such a piece, which goes on then: no branch comes twice.
+        """
+        pieces = self.path.pieces
+        if pieces and pieces[-1][0] is self.own:
+            pieces = pieces[:-1]
+        return (*pieces, (self.own, end))
 
     def __repr__(self) -> str:
         return (

@@ -14,6 +14,8 @@ from heapq import heappush
 from simpy import Environment
 from simpy.events import PENDING, Event
 
+from twin.engine.ticks import before
+
 
 class Order(IntEnum):
     """What comes first at one instant (ARCHITECTURE: first decisions)."""
@@ -30,7 +32,17 @@ class Order(IntEnum):
 
 
 class Clock(Environment):
-    """SimPy's environment with events at absolute times and a stated order."""
+    """SimPy's environment with events at absolute times and a stated order.
+
+    `early`: what is happening comes before the step ends of this instant.
+    """
+
+    early = False
+
+    @property
+    def over_s(self) -> float:
+        """Steps that end by then are over."""
+        return before(self.now) if self.early else self.now
 
     @property
     def waiting(self) -> int:

@@ -208,7 +208,9 @@ class _Side:
 
 
 class Handoffs:
-    """All hand-offs of a run. `post` hands an event to the controller; `close` ends a request."""
+    """All hand-offs of a run. `post` hands an event to the controller; `close` ends a request; `changed` is called when
+    what a worker has cached may have changed between its steps.
+    """
 
     def __init__(
         self,
@@ -221,6 +223,7 @@ class Handoffs:
         close: Callable[[OpenRequest, str, str | None], None],
         interrupt: Callable[[OpenRequest, MockWorker], None],
         freed: Callable[[MockWorker], None],
+        changed: Callable[[MockWorker], None],
     ) -> None:
         self._clock = clock
         self.rules = rules
@@ -231,6 +234,7 @@ class Handoffs:
         self._close = close
         self._interrupt = interrupt
         self._freed = freed
+        self._changed = changed
         self._sides: dict[WorkerId, _Side] = {}
         self._by_src: dict[Sequence, Handoff] = {}
         self._asked = 0
@@ -281,6 +285,7 @@ class Handoffs:
             worker.cut()
         if between:
             self._try_now(side)
+            self._changed(worker)
         return None
 
     # ------------------------------------------------------------ steps
@@ -314,6 +319,7 @@ class Handoffs:
         held, side.held = side.held, []
         for handoff in held:
             self._on_held(handoff)
+        self._changed(side.worker)
 
     # ------------------------------------------------------------ source
 
@@ -568,6 +574,7 @@ class Handoffs:
         worker.cut()
         if between:
             command()
+            self._changed(worker)
         else:
             self._side(worker).deferred.append(command)
 

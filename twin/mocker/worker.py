@@ -107,9 +107,8 @@ class MockWorker:
             return True
         if self.hung:
             return False
-        now_s = self._clock.now
-        self.engine.settle(plan, now_s)
-        return plan.settled and plan.start_s == now_s
+        self._settle(plan)
+        return plan.settled and plan.start_s == self._clock.now
 
     def nudge(self) -> None:
         """There may be something to do: an idle worker looks again, at this instant, when everything else is done."""
@@ -123,10 +122,16 @@ class MockWorker:
             return
         if (plan.steps > 1 or plan.settled) and self.engine.truncate(plan, self._clock.now):
             self._wake = self._clock.move(self._wake, plan.end_s, self._step_end)
+            if plan.end_s <= self._clock.now:  # here a step of the leap ends: what comes now finds it over
+                self._settle(plan)
+
+    def _settle(self, plan: StepPlan) -> None:
+        """Account for the steps of a leap that are over by what is happening now."""
+        self.engine.settle(plan, self._clock.over_s)
 
     def settle(self, plan: StepPlan, at_s: float) -> bool:
         """Account for what a leap has done by `at_s`; False when it is over or cut short before its next eviction."""
-        if plan is not self._plan:
+        if plan is not self._plan or self.hung:
             return False
         self.engine.settle(plan, at_s)
         return True

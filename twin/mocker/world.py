@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from heapq import heappop, heappush
 
 from simpy.events import Event as SimEvent
@@ -48,6 +49,7 @@ from twin.mocker.worker import MockWorker
 from twin.perf.protocol import LatencyModel
 
 _ARRIVAL, _LATE, _TIMER, _READY = int(Order.ARRIVAL), int(Order.LATE), int(Order.TIMER), int(Order.WORKER_READY)
+_STEP_END = int(Order.STEP_END)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,10 +141,11 @@ class MockWorld:
                 handoff.rules,
                 handoff.mover(self.clock),
                 self.tree,
-                post=self.post,
+                post=self._post_informed,
                 close=self._close,
-                interrupt=self.churn.interrupt,
+                interrupt=self._interrupt,
                 freed=self.churn.on_freed,
+                changed=self._on_changed,
             )
         self._decode_events = handoff is not None and handoff.decode_kv_events
         for spec in workers:
@@ -288,6 +291,15 @@ class MockWorld:
         for action in self.controller.step(event):
             self._perform(action)
 
+    def _post_informed(self, event: Event) -> None:
+        """Post what may be answered by a choice of workers: what leaps have evicted by then is known."""
+        self.learn_evictions(self.clock.over_s)
+        self.post(event)
+
+    def _interrupt(self, request: OpenRequest, worker: MockWorker) -> None:
+        self.learn_evictions(self.clock.over_s)
+        self.churn.interrupt(request, worker)
+
     def _perform(self, action: Action) -> None:
         match action:
             case Dispatch():
@@ -371,8 +383,14 @@ class MockWorld:
             self.post(TimerFired(at_s=self.clock.now, name=action.name))
 
     def call(self, at_s: float, order: int, what: Callable[[], None]) -> None:
+        """Let something happen at an instant, in its place among what happens then."""
         event = self.clock.at(at_s, order)
-        event.callbacks.append(lambda _: what())
+        event.callbacks.append(partial(self._call_early, what) if order < _STEP_END else lambda _: what())
+
+    def _call_early(self, what: Callable[[], None], _: SimEvent) -> None:
+        self.clock.early = True
+        what()
+        self.clock.early = False
 
     # ------------------------------------------------------------ workers
 
@@ -449,6 +467,12 @@ class MockWorld:
                     self._post_blocks(worker)
                 if plan.evict_s is not None and plan.evict_s > now_s:
                     self._watch(worker, plan)
+
+    def _on_changed(self, worker: MockWorker) -> None:
+        """What a worker has cached may have changed between its steps: that is told at once, not with its next step."""
+        pool = worker.engine.pool
+        if (pool.stored or pool.removed) and not worker.down:
+            self._post_blocks(worker)
 
     def _post_blocks(self, worker: MockWorker) -> None:
         pool = worker.engine.pool
