@@ -65,12 +65,14 @@ class RequestMigrated(RequestArrived):
     """An interrupted request is to be sent again, for the `attempt`-th time: an arrival to every router.
 
     `isl` counts the `emitted_tokens` that the client has already, `blocks` names their content too; `max_tokens` is
-    what is left of the budget. `excluded` are workers that must not get it.
+    what is left of the budget. `excluded` are workers that must not get it. `kept_on` is the prefill worker that holds
+    its KV, None where the prompt is to be computed again.
     """
 
     attempt: int
     emitted_tokens: int = 0
     excluded: tuple[WorkerId, ...] = ()
+    kept_on: WorkerId | None = None
 
     @property
     def draw_id(self) -> str:
@@ -79,11 +81,15 @@ class RequestMigrated(RequestArrived):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestInterrupted(RequestEvent):
-    """The stream of an open request broke on `worker_id` after `emitted_tokens`: it waits for an order."""
+    """The stream of an open request broke on `worker_id` after `emitted_tokens`: it waits for an order.
+
+    `kept_on` is the prefill worker that holds its KV for whoever decodes, as before (None: what it had is gone).
+    """
 
     worker_id: WorkerId
     emitted_tokens: int
     reason: str
+    kept_on: WorkerId | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

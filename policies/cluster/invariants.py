@@ -226,7 +226,10 @@ class Invariants:
         request_id = event.request_id
         if request_id in self._interrupted:
             raise broken(LIFE, f"{event!r}, which is interrupted already", self._story(request_id))
-        self._let_go(request_id)
+        if event.kept_on is None:
+            self._let_go(request_id)
+        else:
+            self._lose_decode_leg(event)
         self._interrupted.add(request_id)
 
     def _on_prefilled(self, event: PrefillDone) -> None:
@@ -238,6 +241,16 @@ class Invariants:
             raise broken(SOURCE, f"{event!r}, prompt sent to worker {worker_id}", self._story(request_id))
         if split:
             self._on[event.worker_id].discard(request_id)
+
+    def _lose_decode_leg(self, event: RequestInterrupted) -> None:
+        """The leg that computes the prompt goes on where it is."""
+        request_id = event.request_id
+        if event.kept_on not in self._on or event.kept_on != self._computed.get(request_id):
+            computed = self._computed.get(request_id)
+            raise broken(SOURCE, f"{event!r}, prompt sent to worker {computed}", self._story(request_id))
+        worker_id = self._sent.pop(request_id, None)
+        if worker_id is not None:
+            self._on[worker_id].discard(request_id)
 
     def _let_go(self, request_id: RequestId) -> None:
         """No worker has the request any more."""

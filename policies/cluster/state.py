@@ -224,16 +224,18 @@ class Cluster(ClusterView):
             _set_arrived(request, event)
 
     def _interrupt(self, request: RequestView, event: RequestInterrupted) -> None:
-        """Nobody has the request any more; who had it is remembered."""
-        for holder in (request._holder, request._prefill_holder):
+        """Nobody has the request any more, or its prefill worker alone; who had it is remembered."""
+        holders = [request._holder, request._prefill_holder] if event.kept_on is None else [request._holder]
+        for holder in holders:
             if holder is not None:
                 _set_in_flight(holder, holder.in_flight - 1)
                 if holder.worker_id == event.worker_id:
                     _set_failed_on(request, (*request.failed_on, (event.worker_id, holder.up.epoch)))
         _set_worker(request, None)
-        _set_prefill_worker(request, None)
         _set_holder(request, None)
-        _set_prefill_holder(request, None)
+        if event.kept_on is None:
+            _set_prefill_worker(request, None)
+            _set_prefill_holder(request, None)
 
     @staticmethod
     def _prefill_over(request: RequestView) -> None:

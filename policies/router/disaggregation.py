@@ -124,6 +124,8 @@ class Disaggregated:
     # ------------------------------------------------------------ the legs
 
     def _arrived(self, event: RequestArrived, view: ClusterView) -> Sequence[Action]:
+        if isinstance(event, RequestMigrated) and event.kept_on is not None:
+            return self._send_decode(event, view)
         if not view.live_of(Role.PREFILL):
             return self._run_whole(event, view)
         if self._settings.order == "decode_first":
@@ -207,7 +209,7 @@ class Disaggregated:
 
     def _request_event(self, event: RequestEvent, view: ClusterView) -> None:
         request_id, ended = event.request_id, type(event) in ENDS
-        if ended or isinstance(event, RequestInterrupted):
+        if ended or (isinstance(event, RequestInterrupted) and event.kept_on is None):
             self._leave_prefill(request_id)
         if request_id in self._decoding:
             if isinstance(event, RequestInterrupted):

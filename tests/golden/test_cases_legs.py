@@ -5,8 +5,8 @@ Figures are those of the cases; times are exact to 0.001 ms.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ import pytest
 from toy import CASES, Run, run
 
 from policies.cluster.controller import Controller
-from policies.cluster.ids import RequestId
+from policies.cluster.ids import RequestId, WorkerId
+from policies.resilience.migration import Migration, MigrationSettings
 from traces.load import open_trace
 from twin.cluster import build_groups
 from twin.config import Config
@@ -35,10 +36,10 @@ def _file(folder: Path, *, prefill: Keys, decode: Keys, table: str) -> Path:
     lines = [f"[trace]\nhash_block_tokens = 16\n[disaggregation]\n{table}\n"]
     for role, keys in (("prefill", prefill), ("decode", decode)):
         engine_keys = TOY_KEYS | keys
-        per_token = engine_keys.pop("prefill_s_per_token", 0.001)
+        per_token, count = engine_keys.pop("prefill_s_per_token", 0.001), engine_keys.pop("count", 1)
         engine = "\n".join(f"{key} = {value}" for key, value in engine_keys.items())
         lines.append(
-            f'[[workers]]\nname = "{role}"\nrole = "{role}"\ncount = 1\n'
+            f'[[workers]]\nname = "{role}"\nrole = "{role}"\ncount = {count}\n'
             f"[workers.engine]\n{engine}\n"
             f'[workers.latency]\nmodel = "fixed"\nprefill_s_per_token = {per_token}\ndecode_s = 0.01\n'
         )
@@ -101,22 +102,30 @@ def watch(
     table: str,
     looks_ms: Sequence[float] = (),
     leaves: tuple[int, float] | None = None,
+    dies: tuple[int, float] | None = None,
+    late_ms: Mapping[int, float] | None = None,
     leap: bool = True,
 ) -> Watched:
-    """The same deployment in memory, looked at in given ms; `leaves`: a row and when its client goes (ms)."""
+    """The same deployment in memory, looked at in given ms; `leaves`: a row and when its client goes (ms); `dies`: a
+    worker and when (ms), known at once; `late_ms`: workers that are ready only then."""
     file = _file(folder, prefill=prefill, decode=decode, table=table)
     config: Config = load(file, {"TRACE": str(CASES / name)})
     assert config.trace.path is not None
     trace = open_trace(config.trace.path, read_options(config.trace))
     groups = priced_for_legs(config, build_groups(config, leap=leap))
     seen, sinks = Watched(), MemorySinks()
+    migration = Migration(MigrationSettings(limit=3, max_seq_len=None))
 
     def ended(request: OpenRequest, status: str) -> None:
         seen.requests[request.row.row], seen.status[request.row.row] = request, status
 
     world = MockWorld(
-        controller=Controller([build_policy(config, groups[0].settings.block_size)]),
-        workers=[spec for group in groups for spec in group.workers],
+        controller=Controller([build_policy(config, groups[0].settings.block_size), migration]),
+        workers=[
+            replace(spec, ready_s=(late_ms or {}).get(spec.worker_id, 0.0) / 1e3)
+            for group in groups
+            for spec in group.workers
+        ],
         demand=demand_of(config, trace),
         sinks=sinks,
         router=config.router.mode,
@@ -137,6 +146,8 @@ def watch(
     if leaves is not None:
         row, at_ms = leaves
         world.call(at_ms / 1e3, Order.FAULT, lambda: leave(row))
+    if dies is not None:
+        world.call(dies[1] / 1e3, Order.FAULT, lambda: world.churn.lose(WorkerId(dies[0]), "died"))
     world.run()
     world.audit()
     look(float("inf"))
@@ -259,6 +270,57 @@ def test_c17_a_lease_that_ends_costs_a_second_prefill(tmp_path: Path) -> None:
         table='first_token = "prefill"\nkv_bytes_per_token = 0\nbandwidth_gb_per_s = 50.0\nlease_s = 0.2',
     )
     assert done.ms("e2e_s") == [416, 832]
+
+
+@pytest.mark.parametrize("leap", [True, False], ids=["leaping", "stepping"])
+def test_e3_a_prompt_that_is_held_is_kept_for_another_decode_worker(leap: bool, tmp_path: Path) -> None:
+    """Resilience table E3: the decode worker dies at 300. The second request, held since 192, goes on from its KV on
+    the worker that is ready by then; the first, which had 21 tokens, is computed again (117 tokens, done at 417) and
+    finds room on it when the second is done.
+    """
+    seen = watch(
+        "c17_held.jsonl",
+        tmp_path,
+        prefill={"kv_blocks": 20, "max_num_seqs": 1, "prefix_caching": "false"},
+        decode={"kv_blocks": 10, "count": 2},
+        table=HELD,
+        looks_ms=[299, 305],
+        dies=(1, 300),
+        late_ms={2: 250},
+        leap=leap,
+    )
+    assert seen.status == {0: "completed", 1: "completed"}
+    assert seen.made == {0: 33, 1: 33}
+    first, second = seen.requests[0], seen.requests[1]
+    assert (first.migrations, second.migrations) == (1, 1)
+    assert (first.carried, second.carried) == (21, 0)
+    assert second.handoff is not None
+    assert (second.handoff.held_s, second.handoff.activated_s) == (0.192, 0.3), "no second prefill"
+    assert seen.latency_ms(1) == 300 + 32 * 10
+    assert seen.latency_ms(0) == 300 + 117 + 203 + 11 * 10
+    assert seen.blocks[299][0] == 6
+    prefill, _, survivor = seen.blocks[float("inf")]
+    assert (prefill, survivor) == (0, 0)
+
+
+def test_e4_a_held_prompt_whose_prefill_worker_dies_is_computed_on_another(tmp_path: Path) -> None:
+    """Resilience table E4: the first request decodes on, unaffected; the second is computed again on the survivor, with
+    the token that its client has (97 tokens), and makes its second token there.
+    """
+    seen = watch(
+        "c17_held.jsonl",
+        tmp_path,
+        prefill={"kv_blocks": 20, "max_num_seqs": 1, "count": 2},
+        decode={"kv_blocks": 10},
+        table=HELD,
+        dies=(0, 300),
+        late_ms={1: 250},
+    )
+    assert seen.status == {0: "completed", 1: "completed"}
+    assert seen.latency_ms(0) == 416
+    assert seen.requests[1].handoff is not None
+    assert seen.requests[1].handoff.held_s == 0.3 + 0.097
+    assert seen.latency_ms(1) == 416 + 31 * 10, "it had to wait for room until 416 anyway"
 
 
 def test_layers_that_were_sent_during_the_computation_are_not_sent_again(tmp_path: Path) -> None:

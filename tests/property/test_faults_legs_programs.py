@@ -83,3 +83,44 @@ def test_a_client_that_leaves_at_the_instant_a_step_ends_inside_a_leap_leaves_wi
     )
     blown = [Blow(140, "cancel", 1)]
     assert _carry_out(program, blown, leap=True).requests == _carry_out(program, blown, leap=False).requests
+
+
+def test_a_kept_prompt_that_may_not_be_sent_again_is_let_go() -> None:
+    """Found by random programs: refused by the limit, its blocks stayed with the prefill worker for ever."""
+    rules = HandoffRules(first_token="decode", lease_s=None, missing_only=False, one_at_a_time=False, block_size=2)
+    engine = engine_settings(block_size=2, blocks=22, max_num_batched_tokens=8, prefix_caching=False, max_num_seqs=1)
+    lengths = [(1, 1), (34, 10), (33, 1), (1, 1)]
+    program = Program(
+        rows=tuple(trace_row(n, 0.0, isl, osl, [1000 + 20 * n]) for n, (isl, osl) in enumerate(lengths)),
+        prefill=engine,
+        decode=engine,
+        workers=(2, 2),
+        rules=rules,
+        router="round-robin",
+        order="prefill_first",
+        move_s=0.017,
+        shared=False,
+    )
+    blown = [Blow(270, "kill", 2), Blow(170, "kill", 3), Blow(170, "kill", 0)]
+    requests = _carry_out(program, blown, leap=True).requests
+    assert [row[6] for _, row in sorted(requests.items())] == ["completed", "failed", "completed", "completed"]
+
+
+def test_where_room_comes_first_a_prompt_whose_room_is_lost_is_computed_again() -> None:
+    """Found by random programs: held without room, and room without a prompt, would wait for each other for ever."""
+    rules = HandoffRules(first_token="decode", lease_s=None, missing_only=False, one_at_a_time=False, block_size=4)
+    engine = engine_settings(block_size=4, blocks=8, max_num_batched_tokens=64, prefix_caching=False, max_num_seqs=1)
+    program = Program(
+        rows=tuple(trace_row(n, 0.0, 20, 1, [1000 + 20 * n]) for n in range(2)),
+        prefill=engine,
+        decode=engine,
+        workers=(1, 2),
+        rules=rules,
+        router="round-robin",
+        order="decode_first",
+        move_s=0.017,
+        shared=False,
+    )
+    # 30 ms: the first prompt is computed and on its way; the second has room on the other worker and waits for blocks
+    requests = _carry_out(program, [Blow(30, "kill", 1)], leap=True).requests
+    assert {row[6] for row in requests.values()} == {"completed"}

@@ -220,6 +220,7 @@ class Churn:
                 attempt=action.attempt,
                 emitted_tokens=request.carried,
                 excluded=action.excluded,
+                kept_on=request.prefill_worker_id if request.prefill is not None else None,
             )
         )
 
@@ -239,13 +240,21 @@ class Churn:
     def interrupt(
         self, request: OpenRequest, worker: MockWorker, reason: str = "prompt lost", loss: Loss | None = None
     ) -> None:
-        """What a request had is gone with a worker; the policies say what becomes of it."""
+        """What a request had is gone with a worker, or its prefill worker has it still; the policies say what becomes
+        of it."""
         world = self._world
         loss = loss or Loss()
+        kept = False
         if request.handoff is not None and world.handoffs is not None:
-            self._count(request)
-            world.handoffs.break_off(request.handoff)
-        request.interrupt(world.tree)
+            kept = world.handoffs.lose_destination(request.handoff, worker)
+            if not kept:
+                self._count(request)
+                world.handoffs.break_off(request.handoff)
+        emitted = request.made
+        if kept:
+            request.lose_decode_leg()
+        else:
+            request.interrupt(world.tree)
         loss.interrupted += 1
         loss.tokens_carried += request.carried
         self.touched.setdefault(request.request_id, []).append(loss)
@@ -254,8 +263,9 @@ class Churn:
                 at_s=world.clock.now,
                 request_id=request.request_id,
                 worker_id=worker.worker_id,
-                emitted_tokens=request.carried,
+                emitted_tokens=emitted,
                 reason=reason,
+                kept_on=request.prefill_worker_id if kept else None,
             )
         )
 

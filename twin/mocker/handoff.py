@@ -166,6 +166,7 @@ class Handoff:
         "request",
         "reserved_s",
         "source",
+        "source_first",
         "src",
         "state",
     )
@@ -181,6 +182,7 @@ class Handoff:
         self.lease: _Timed | None = None
         self.asked = 0
         self.expired = False
+        self.source_first = False  # the prompt was begun before room was taken for it
         self.held_s: float | None = None
         self.reserved_s: float | None = None
         self.activated_s: float | None = None
@@ -247,6 +249,7 @@ class Handoffs:
         refusal = worker.submit(seq)
         if refusal is None:
             handoff.source, handoff.src = worker, seq
+            handoff.source_first = handoff.dest is None
             self._by_src[seq] = handoff
         return refusal
 
@@ -312,7 +315,8 @@ class Handoffs:
         side.scheduled = False
         reserved, side.reserved = side.reserved, []
         for handoff in reserved:
-            self._on_reserved(handoff)
+            if handoff.dest is side.worker:
+                self._on_reserved(handoff)
         deferred, side.deferred = side.deferred, []
         for command in deferred:
             command()
@@ -351,8 +355,7 @@ class Handoffs:
         if reserved:
             self._start_move(handoff)
         elif handoff.state is State.HELD and self.rules.lease_s is not None:
-            at_s = instant(now_s + self.rules.lease_s)
-            handoff.lease = _Timed(self._clock, at_s, int(Order.TIMER), lambda: self._expire(handoff))
+            self._hold_until(handoff, instant(now_s + self.rules.lease_s))
 
     def _answered(self, handoff: Handoff, now_s: float) -> None:
         """A one-token answer that the prefill worker gave: nothing is handed over."""
@@ -365,6 +368,14 @@ class Handoffs:
         self._release_source(handoff, handoff.src)
         self._give_up_room(handoff)
         self._close(request, "completed", None)
+
+    def _hold_until(self, handoff: Handoff, at_s: float | None) -> None:
+        """The source holds the blocks until then (None: for ever), or until they are fetched."""
+        if handoff.lease is not None:
+            handoff.lease.cancel()
+            handoff.lease = None
+        if at_s is not None:
+            handoff.lease = _Timed(self._clock, at_s, int(Order.TIMER), lambda: self._expire(handoff))
 
     def _expire(self, handoff: Handoff) -> None:
         """Nobody fetched the blocks in time: the source takes them back, and the prompt is computed again later."""
@@ -473,15 +484,15 @@ class Handoffs:
 
     def _on_moved(self, handoff: Handoff) -> None:
         handoff.move = None
-        if not handoff.over:
-            self._do(handoff.dest, lambda: self._activate(handoff))
-
-    def _activate(self, handoff: Handoff) -> None:
-        """The KV is here: the request enters the destination, the source lets go, the next in line may have room."""
         dest, dst = handoff.dest, handoff.dst
         assert dest is not None
         assert dst is not None
-        if handoff.over:
+        if not handoff.over:
+            self._do(dest, lambda: self._activate(handoff, dest, dst))
+
+    def _activate(self, handoff: Handoff, dest: MockWorker, dst: Sequence) -> None:
+        """The KV is here: the request enters the destination, the source lets go, the next in line may have room."""
+        if handoff.over or handoff.dst is not dst:
             return
         handoff.state = State.ACTIVE
         handoff.activated_s = self._clock.now
@@ -540,6 +551,34 @@ class Handoffs:
         side.worker.nudge()
         self._try_now(side)
         self._freed(side.worker)
+
+    def lose_destination(self, handoff: Handoff, worker: MockWorker) -> bool:
+        """The decode worker is gone: whether the source goes on holding what it has computed, for another one.
+
+        It does until its lease ends. Not where room was taken before the prompt was begun: held without room, and room
+        without a prompt, could wait for each other for ever.
+        """
+        source = handoff.source
+        if handoff.dest is not worker or handoff.src is None or source is None or source.down or source.fenced:
+            return False
+        if not handoff.source_first or handoff.state not in (State.HELD, State.RESERVED, State.MOVING):
+            return False
+        until_s = None
+        assert handoff.held_s is not None
+        if self.rules.lease_s is not None:
+            until_s = instant(handoff.held_s + self.rules.lease_s)
+            if until_s <= self._clock.now:
+                return False
+        if handoff.move is not None:
+            handoff.move.cancel()
+            handoff.move = None
+        if worker.down:
+            handoff.dst = None
+        self._give_up_room(handoff)
+        handoff.dest = handoff.dst = handoff.reserved_s = None
+        handoff.state = State.HELD
+        self._hold_until(handoff, until_s)
+        return True
 
     def stop(self, worker: MockWorker) -> None:
         """A worker is down: nothing moves to it or from it any more."""

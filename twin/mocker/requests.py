@@ -80,6 +80,10 @@ class OpenRequest:
             self.sequence = seq
         return seq
 
+    def lose_decode_leg(self) -> None:
+        """Whoever was to answer is gone before it began; the prompt, and the token that came with it, are there."""
+        self.sequence = self.worker_id = None
+
     def _content_in(self, tree: ContentTree) -> tuple[Branch, BlockPath]:
         """The same content cut into the blocks of another tree."""
         path = tree.path(self.row.keys or (), self.row.isl)

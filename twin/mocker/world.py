@@ -309,6 +309,7 @@ class MockWorld:
             case Migrate():
                 self.churn.migrate(action)
             case Fail():
+                self._let_go(self.open[action.request_id])
                 self.end(action.request_id, "failed", f"{action.code}: {action.reason}")
             case Cancel():
                 self.churn.cancel(action.request_id)
@@ -369,10 +370,14 @@ class MockWorld:
         """Nobody will run it: rejected, or failed when a leg of it has been computed already."""
         handoff = request.handoff
         status = "failed" if handoff is not None and handoff.held_s is not None else "rejected"
-        if handoff is not None and self.handoffs is not None:
-            request.closed = True
-            self.handoffs.cancel(handoff)
+        self._let_go(request)
         self.end(request.request_id, status, reason)
+
+    def _let_go(self, request: OpenRequest) -> None:
+        """Both sides of its hand-off, if it has one, give back what they hold for it."""
+        if request.handoff is not None and self.handoffs is not None:
+            request.closed = True
+            self.handoffs.cancel(request.handoff)
 
     def _close(self, request: OpenRequest, status: str, reason: str | None) -> None:
         self.end(request.request_id, status, reason)
