@@ -113,6 +113,29 @@ class OffloadEngine(VllmEngine):
             self._loads[seq] = (holds, blocks)
             self.pending_loads.append((self.host.load_end_s(now_s, blocks), seq))
 
+    def _plan_stuck(self, step: StepPlan) -> StepPlan | None:
+        """Nothing runs that could make room for the head of waiting: whoever has been loaded holds blocks already and
+        goes first. Where several hold so much that none of them can go on, the last one gives its blocks back."""
+        loaded = [seq for seq in self.waiting if seq.phase is Phase.LOADED]
+        budget = self.settings.max_num_batched_tokens
+        first = next((seq for seq in loaded if self._admissible(seq, budget) is not None), None)
+        if first is not None:
+            self.waiting.remove(first)
+            self.waiting.appendleft(first)
+        elif loaded and not self._loads:
+            self._give_back(loaded[-1])
+        else:
+            return super()._plan_stuck(step)
+        self._blocked = False
+        return self._plan(step.start_s)
+
+    def _give_back(self, seq: Sequence) -> None:
+        """What was loaded for a request is cached like anything else; the request waits as if it had just come."""
+        self.ledger.release(seq)
+        seq.phase = Phase.WAITING
+        if seq.admit_s is None:
+            seq.host_blocks = 0
+
     def _admissible(self, seq: Sequence, left: int) -> Match | None:
         if seq.phase is not Phase.LOADED:
             return super()._admissible(seq, left)

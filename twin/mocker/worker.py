@@ -143,6 +143,7 @@ class MockWorker:
         self.count(seq)
         if self._plan is None:
             self.engine.cancel(seq)
+            self.nudge()  # it may have held a place, or room, without running: blocks on their way up
         else:
             self.cut()
             self._dropped.append(seq)
