@@ -8,7 +8,7 @@ virtual time.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Final
@@ -19,6 +19,7 @@ from policies.errors import ConfigError
 from reports.columns import Columns
 from reports.files import whole_file
 from reports.record import PERFETTO, RunRecord
+from reports.report import StartMeta
 
 STEP_NAMES: Final = (
     "worker_id", "kind", "start_s", "end_s", "steps", "decodes", "ctx_tokens", "prefills", "prefill_tokens", "running",
@@ -47,18 +48,20 @@ FRONTEND: Final = 1_000_000_000
 """Process id of requests that no worker took; larger than any worker's."""
 
 STEPS_THREAD: Final = 1
+STARTS_THREAD: Final = 2
 
 Event = Mapping[str, object]
 
 
-def write_perfetto(folder: Path, names: Mapping[int, str] | None = None) -> Path:
-    """Write perfetto.json into the run folder and return its path; `names` are the workers' names by id."""
+def write_perfetto(folder: Path, names: Mapping[int, str] | None = None, starts: Sequence[StartMeta] = ()) -> Path:
+    """Write perfetto.json into the run folder and return its path; `names` are the workers' names by id, `starts` those
+    that came up in the run."""
     record = RunRecord(folder)
     path = folder / PERFETTO
     try:
         with whole_file(path) as out:
             out.write('{"displayTimeUnit":"ms","traceEvents":[\n')
-            for place, event in enumerate(_events(record, names or {})):
+            for place, event in enumerate(_events(record, names or {}, starts)):
                 out.write((",\n" if place else "") + json.dumps(event, separators=(",", ":"), allow_nan=False))
             out.write("\n]}\n")
     except OSError as why:
@@ -66,9 +69,10 @@ def write_perfetto(folder: Path, names: Mapping[int, str] | None = None) -> Path
     return path
 
 
-def _events(record: RunRecord, names: Mapping[int, str]) -> Iterator[Event]:
+def _events(record: RunRecord, names: Mapping[int, str], starts: Sequence[StartMeta]) -> Iterator[Event]:
     seen: set[int] = set()
-    for event in chain(_all_step_events(record), _all_request_events(record)):
+    coming_up = (event for start in starts for event in _start_events(start))
+    for event in chain(_all_step_events(record), coming_up, _all_request_events(record)):
         seen.add(int(str(event["pid"])))
         yield event
     for worker_id in sorted(seen):
@@ -77,6 +81,8 @@ def _events(record: RunRecord, names: Mapping[int, str]) -> Iterator[Event]:
         yield {"ph": "M", "pid": worker_id, "name": "process_sort_index", "args": {"sort_index": worker_id}}
         if worker_id != FRONTEND:
             yield {"ph": "M", "pid": worker_id, "tid": STEPS_THREAD, "name": "thread_name", "args": {"name": "steps"}}
+    for worker_id in sorted({start.worker_id for start in starts}):
+        yield {"ph": "M", "pid": worker_id, "tid": STARTS_THREAD, "name": "thread_name", "args": {"name": "start"}}
 
 
 # --- steps ------------------------------------------------------------------------------------------------------------
@@ -133,6 +139,31 @@ def _what_it_does(row: Mapping[str, float]) -> str:
     if row["prefills"]:
         return "mixed" if row["decodes"] else "prefill"
     return "decode"
+
+
+# --- starts -----------------------------------------------------------------------------------------------------------
+
+
+def _start_events(start: StartMeta) -> Iterator[Event]:
+    """Boot, weights and warm-up of a worker that came up, or one slice where they are not told apart; none for what was
+    broken off."""
+    marks = [start.ordered_s, start.load_from_s, start.loaded_s, start.up_s]
+    stages = list(zip(("boot", "weights", "warm-up"), pairwise(marks), strict=True))
+    if start.load_from_s is None:
+        stages = [("start", (start.ordered_s, start.up_s))]
+    for name, (begin, end) in stages:
+        if begin is None or end is None:
+            continue
+        yield {
+            "ph": "X",
+            "pid": start.worker_id,
+            "tid": STARTS_THREAD,
+            "ts": _us(begin),
+            "dur": _us(end - begin),
+            "name": name,
+            "cat": "start",
+            "args": {"bytes": start.weight_bytes, "over": start.over} if name == "weights" else {},
+        }
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------

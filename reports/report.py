@@ -61,6 +61,25 @@ class WorkerMeta:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StartMeta:
+    """One worker that came up in the run, with its stages (None: it did not come to that, or is not told apart).
+
+    `timed_by` says where its time comes from: "links", "formula" or "given". `over` names the links that its weights
+    crossed, `sent_by` the worker that sent them (None: a store, or somebody outside the run).
+    """
+
+    worker_id: int
+    ordered_s: float
+    timed_by: str
+    load_from_s: float | None = None
+    loaded_s: float | None = None
+    up_s: float | None = None
+    weight_bytes: int | None = None
+    over: str | None = None
+    sent_by: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PowerMeta:
     """What the steps of a worker ask of each of its GPUs, for an estimate of energy: the rated power, and seconds at
     full rate per token, per step (reading weights), per token of context, for all routed experts; `expert_missed` is
@@ -103,8 +122,9 @@ class RunMeta:
     """Everything about a run that its record does not hold. `cluster` has one line per worker group.
 
     `tiers` counts full prompt blocks at first admissions: looked up, found on the device, found in the host tier, and
-    blocks loaded from there. `hash_known`: some row of the trace has hash ids, so a hit rate means something. `config`
-    is the complete configuration as nested plain values, `origins` where each of its dotted keys came from.
+    blocks loaded from there. `moved_bytes` is what crossed simulated links: "kv" handed over, "weights" of starts, KV
+    from the "host" tier. `hash_known`: some row of the trace has hash ids, so a hit rate means something. `config` is
+    the complete configuration as nested plain values, `origins` where each of its dotted keys came from.
     """
 
     trace: TraceMeta
@@ -118,6 +138,8 @@ class RunMeta:
     simulated: bool = True
     groups: tuple[GroupMeta, ...] = ()
     tiers: Mapping[str, int] = field(default_factory=dict)
+    moved_bytes: Mapping[str, int] = field(default_factory=dict)
+    starts: tuple[StartMeta, ...] = ()
     not_modelled: tuple[str, ...] = ()
     no_effect: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from reports import text
 from reports.metrics import Distribution
 from reports.record import RunState
-from reports.report import GroupFigures, LatencyMeta, Report
+from reports.report import GroupFigures, LatencyMeta, Report, StartMeta
 from reports.verdict import LimitResult
 
 if TYPE_CHECKING:
@@ -201,9 +201,40 @@ def _what_came_out(report: Report) -> Iterator[Fact]:
     if path or report.migrations:
         told = f" by {path}; what applied, and what became of it: faults.json" if path else ""
         yield "faults", f"{text.counted(report.migrations, 'migration')}{told}", ""
+    if report.meta.moved_bytes:
+        yield "links", moved_line(report.meta.moved_bytes), ""
+    for line in start_lines(report.meta.starts):
+        yield "starts", line, ""
     if len(report.groups) > 1 or any(group.cost_usd is not None for group in report.groups):
         for group in report.groups:
             yield "group", group_line(group), ""
+
+
+MOVED: Final = {"kv": "of KV handed over", "weights": "of weights", "host": "from host memory"}
+"""What simulated links carry, in words."""
+
+
+def moved_line(moved_bytes: Mapping[str, int]) -> str:
+    """What the simulated links of the run carried."""
+    return "moved " + ", ".join(f"{text.large(n)}B {MOVED.get(what, what)}" for what, n in moved_bytes.items())
+
+
+TIMED_BY: Final = {"formula": "by the formula of cold starts", "given": "startup_s as given"}
+
+
+def start_lines(starts: Sequence[StartMeta]) -> Iterator[str]:
+    """How long workers took to come up, by where that time comes from."""
+    by_way: dict[str, list[StartMeta]] = {}
+    for start in starts:
+        how = f"weights over {start.over} (simulated links)" if start.over else TIMED_BY[start.timed_by]
+        by_way.setdefault(how, []).append(start)
+    for how, those in by_way.items():
+        took_s = [start.up_s - start.ordered_s for start in those if start.up_s is not None]
+        ends = dict.fromkeys(text.time(end(took_s)) for end in (min, max)) if took_s else ()
+        spread = f" in {' to '.join(ends)}" if ends else ""
+        left = len(those) - len(took_s)
+        broken = f"; {text.count(left)} did not come up" if left else ""
+        yield f"{text.counted(len(took_s), 'worker')} came up{spread}: {how}{broken}"
 
 
 def group_line(group: GroupFigures) -> str:

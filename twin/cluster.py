@@ -16,14 +16,16 @@ from twin.config_lists import accept_rates, graph_sizes
 from twin.engine.settings import EngineSettings, HostTierSettings, Speculation
 from twin.engine.sglang import SglangSettings
 from twin.engine.trtllm import TrtllmSettings
+from twin.link_use import path_of
 from twin.mocker.world import WorkerSpec
 from twin.perf.build import build_latency
-from twin.perf.coldstart import Startup, startup
+from twin.perf.coldstart import LinkedStart, Startup, rank_bytes, startup
 from twin.perf.energy import Power, power
 from twin.perf.hardware import Gpu, find_gpu
 from twin.perf.kv_layout import kv_cache, plan_layout
 from twin.perf.layers import PaddedLatency, PipelinedLatency, RankLatency, VerifyLatency
 from twin.perf.layout import Layout
+from twin.perf.links import WEIGHTS
 from twin.perf.memory import Placement, kv_pool_tokens
 from twin.perf.models import find_model
 from twin.perf.protocol import LatencyModel
@@ -72,18 +74,29 @@ def _build(group: WorkerGroup, first: int, seed: int, *, peer: bool, leap: bool)
 
 
 def startup_s_of(group: WorkerGroup) -> float:
-    """How long a worker of the group takes to come up when it is added or comes back."""
+    """How long a worker of the group takes to come up when it is added or comes back; beside what its weights take,
+    where they cross links of the run."""
     if group.startup_s is not None:
         return group.startup_s
     start = startup_of(group)
-    return start.total_s if start is not None else 0.0
+    if start is None:
+        return 0.0
+    return start.fixed_s if isinstance(start, LinkedStart) else start.total_s
 
 
-def startup_of(group: WorkerGroup) -> Startup | None:
+def startup_of(group: WorkerGroup) -> Startup | LinkedStart | None:
     """The parts of a start, by `[workers.startup]`; None where that is not given."""
     table = group.startup
     if table.weights_from is None:
         return None
+    if group.links.weights is not None:
+        return LinkedStart(
+            boot_s=table.boot_s,
+            warmup_s=_warmup_s(group),
+            rank_bytes=tuple(round(size) for size in rank_bytes(placement_of(group))),
+            source=table.weights_from,  # type: ignore[arg-type]  # one of the key's choices
+            path=path_of(group, WEIGHTS),
+        )
     usual = {"disk": DISK_GB_PER_S, "object": OBJECT_STORE_GB_PER_S}.get(table.weights_from)
     read = usual if table.bandwidth_gb_per_s is None else table.bandwidth_gb_per_s
     return startup(
@@ -91,8 +104,13 @@ def startup_of(group: WorkerGroup) -> Startup | None:
         source=table.weights_from,  # type: ignore[arg-type]  # one of the key's choices
         read_bytes_per_s=None if read is None else read * 1e9,
         boot_s=table.boot_s,
-        warmup_s=WARMUP_S[group.engine.kind] if table.warmup_s is None else table.warmup_s,
+        warmup_s=_warmup_s(group),
     )
+
+
+def _warmup_s(group: WorkerGroup) -> float:
+    given = group.startup.warmup_s
+    return WARMUP_S[group.engine.kind] if given is None else given
 
 
 def power_of(group: WorkerGroup) -> Power | None:

@@ -189,9 +189,17 @@ WARMUP_S: Mapping[str, float] = MappingProxyType({"vllm": 60.0, "sglang": 30.0, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathConfig:
-    """`[workers.links]`: which links what the group sends and gets crosses."""
+    """`[workers.links]`: which links what the group sends and gets crosses; names with + between them."""
 
     kv: str = _key("nic", "links between its GPUs and other workers, in order, like nic+spine")
+    weights: str | None = _key(
+        None,
+        "links that weights cross when a worker starts, from the GPU outwards, like pcie+storage",
+        absent="no links: the time is by the formula of cold starts",
+    )
+    host: str | None = _key(
+        None, "links between its GPUs and host memory, like pcie", absent="a lane of its own, host_load_gb_per_s"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,22 +207,29 @@ class LinkConfig:
     """`[[links]]`: one kind of link of the run, and how many there are of it."""
 
     name: str = _key("nic", "name of the link; its copies are NAME:GROUP, NAME:WORKER, NAME:WORKER:RANK")
-    kind: str = _key("nic", "what it is; says what the keys left out are", choices=("nvlink", "pcie", "nic", "storage"))
+    kind: str = _key(
+        "nic",
+        "what it is; says what the keys left out are",
+        choices=("nvlink", "pcie", "nic", "storage", "disk"),
+    )
     per: str | None = _key(
         None,
         "what has a copy of its own",
         choices=("rank", "worker", "group", "run"),
-        absent="rank; run for storage",
+        absent="rank; run for storage, worker for disk",
     )
     bandwidth_gb_per_s: float | None = _key(
-        None, "what one copy carries, each way if duplex", above=0, absent="of the GPU (`twin hardware`); 5 for storage"
+        None,
+        "what one copy carries, each way if duplex",
+        above=0,
+        absent="of the GPU (`twin hardware`); 5 for storage, 10 for disk",
     )
     latency_s: float | None = _key(None, "before the first byte of each transfer", low=0, absent="0; 0.005 for storage")
     desc_cost_s: float = _key(0.0, "of each separate piece of memory that a transfer moves", low=0)
     discipline: str | None = _key(
         None, "who goes first", choices=("fair", "fifo", "private"), absent="fair; fifo for pcie"
     )
-    duplex: bool | None = _key(None, "both ways at full speed", absent="true; false for storage")
+    duplex: bool | None = _key(None, "both ways at full speed", absent="true; false for storage and disk")
 
 
 LINK_KINDS: Mapping[str, LinkConfig] = MappingProxyType(
@@ -231,9 +246,20 @@ LINK_KINDS: Mapping[str, LinkConfig] = MappingProxyType(
             discipline="fair",
             duplex=False,
         ),
+        "disk": LinkConfig(
+            name="disk",
+            kind="disk",
+            per="worker",
+            bandwidth_gb_per_s=DISK_GB_PER_S,
+            latency_s=0.0,
+            discipline="fair",
+            duplex=False,
+        ),
     }
 )
-"""What a link of each kind is where [[links]] leaves it open; these four can be named without a table of their own."""
+"""What a link of each kind is where [[links]] leaves it open; these can be named without a table of their own."""
+STORES = ("storage", "disk")
+"""Kinds of links that have weights at their far end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

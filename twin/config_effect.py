@@ -21,6 +21,8 @@ from twin.config import (
     WorkerGroup,
     keys_of,
 )
+from twin.link_use import path_of, used_paths, why_idle
+from twin.perf.links import CARGOES, KV, WEIGHTS
 
 NO_TIER = ("host_cache_hit_weight", "disk_cache_hit_weight", "shared_cache_multiplier")
 PREFILL_TERM = ("prefill_load_scale", "overlap_score_weight", "overlap_score_credit", "overlap_score_credit_decay")
@@ -50,7 +52,7 @@ def without_effect(config: Config) -> Iterator[tuple[str, str]]:
             yield from _startup(group)
         else:
             yield from _startup_parts(group)
-        yield from _group(group)
+        yield from _group(config, group)
     yield from _links(config)
     yield from _router(config.router)
     yield from _observe(config)
@@ -87,23 +89,42 @@ def _startup_parts(group: WorkerGroup) -> Iterator[tuple[str, str]]:
             yield f"workers.{group.name}.startup.{name}", "startup_s says how long the whole start takes"
         elif group.startup.weights_from is None:
             yield f"workers.{group.name}.startup.{name}", "startup.weights_from is not given"
+        elif name == "bandwidth_gb_per_s" and group.links.weights is not None:
+            yield f"workers.{group.name}.startup.{name}", "links.weights says what the weights cross"
 
 
-def _group(group: WorkerGroup) -> Iterator[tuple[str, str]]:
+def _group(config: Config, group: WorkerGroup) -> Iterator[tuple[str, str]]:
     shown = f"workers.{group.name}"
     if group.engine.kv_blocks is not None:
         for name in _changed(group.engine, ("gpu_memory_utilization",)):
             yield f"{shown}.engine.{name}", "kv_blocks says how large the pool is"
         if group.latency.model in PURE_TIME_MODELS:
+            moving = _sizes_of_what_moves(config, group)
             for name in _changed(group, ("model", "gpu", "weights", "kv", "ep", "pp")):
-                yield (
-                    f"{shown}.{name}",
-                    f"kv_blocks sets the pool, and the {group.latency.model} latency model knows no hardware",
-                )
+                if name not in moving:
+                    yield (
+                        f"{shown}.{name}",
+                        f"kv_blocks sets the pool, and the {group.latency.model} latency model knows no hardware",
+                    )
     for name, why in _scheduler(group):
         yield f"{shown}.engine.{name}", why
     for name, owner in foreign_keys(group.latency).items():
         yield f"{shown}.latency.{name}", f"it belongs to the {owner} model, and {group.latency.model} is asked for"
+
+
+def _sizes_of_what_moves(config: Config, group: WorkerGroup) -> set[str]:
+    """The keys of a group that say how many bytes move, and what its own links carry."""
+    found: set[str] = set()
+    if why_idle(config, group, KV) is None:
+        found |= {"model", "gpu", "kv"}
+    elif config.is_disaggregated and config.disaggregation.kv_bytes_per_token is None:
+        found |= {"model", "kv"}
+    if why_idle(config, group, WEIGHTS) is None:
+        found |= {"model", "gpu", "weights", "ep", "pp"}
+    if group.engine.host_blocks is not None:
+        found |= {"model", "kv"} if group.engine.host_block_bytes is None else set()
+        found |= {"gpu", "pp"} if group.links.host is not None else set()
+    return found
 
 
 def _scheduler(group: WorkerGroup) -> Iterator[tuple[str, str]]:
@@ -114,6 +135,8 @@ def _scheduler(group: WorkerGroup) -> Iterator[tuple[str, str]]:
         for name in ("host_offload", "host_load_gb_per_s", "host_block_bytes"):
             if name in changed:
                 yield f"workers.{group.name}.engine.{name}", "there is no host tier: host_blocks is not set"
+    elif group.links.host is not None and "host_load_gb_per_s" in changed:
+        yield f"workers.{group.name}.engine.host_load_gb_per_s", "links.host says what loads cross"
     if engine.kind == "trtllm":
         idle = {
             "preemption": "guaranteed_no_evict preempts nobody, max_utilization the newest",
@@ -145,24 +168,18 @@ def _scheduler(group: WorkerGroup) -> Iterator[tuple[str, str]]:
 
 
 def _links(config: Config) -> Iterator[tuple[str, str]]:
-    """Links carry KV between workers; without prefill workers nothing moves."""
-    why = ""
-    if not config.is_disaggregated:
-        why = "nothing in this run moves KV between workers"
-    elif config.disaggregation.bandwidth_gb_per_s is not None:
-        why = "disaggregation.bandwidth_gb_per_s gives every transfer a link of its own"
-    elif config.compat != "none":
-        why = f"compat {config.compat} gives every transfer a link of its own"
-    used = {name for group in config.workers for name in group.links.kv.split("+")}
+    """Links that nothing crosses, and paths that nothing takes."""
+    used = {name for group in config.workers for path in used_paths(config, group).values() for name in path}
+    named = {name: (group, use) for group in config.workers for use in CARGOES for name in path_of(group, use)}
     for link in config.links:
-        if why:
-            yield f"links.{link.name}.name", why
-        elif link.name not in used:
-            yield f"links.{link.name}.name", "no group names it in its [workers.links]"
+        if link.name not in used:
+            why = why_idle(config, *named[link.name]) if link.name in named else None
+            yield f"links.{link.name}.name", why or "no group names it in its [workers.links]"
     for group in config.workers:
-        if why:
-            for name in _changed(group.links, ("kv",)):
-                yield f"workers.{group.name}.links.{name}", why
+        for use in _changed(group.links, CARGOES):
+            why = why_idle(config, group, use)
+            if why is not None:
+                yield f"workers.{group.name}.links.{use}", why
 
 
 def foreign_keys(latency: LatencyConfig) -> dict[str, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -36,6 +37,8 @@ from twin.config_effect import foreign_keys, without_effect
 from twin.config_file import SHORT_FORMS, Found, dotted, read_file
 from twin.config_lists import accept_rates, graph_sizes
 from twin.config_values import Given, Key, checked, nearest, parameter, toml_value
+from twin.link_use import check_path, path_of
+from twin.perf.links import CARGOES
 
 # Flags of the command line, and the keys that they stand for.
 FLAGS: Mapping[str, str] = {
@@ -300,14 +303,17 @@ def _check_links(config: Config) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
             raise ConfigError(f"{where}: links.name = {toml_value(name)}: must be letters, digits, - and _")
     known = {*names, *LINK_KINDS}
-    for group in config.workers:
-        for name in group.links.kv.split("+"):
+    for group, use in product(config.workers, CARGOES):
+        path = path_of(group, use)
+        key = f"workers.{group.name}.links.{use}"
+        where = f"{config.origins.get(key, 'default')}: {key} = {toml_value('+'.join(path))}"
+        for name in path:
             if name not in known:
                 raise ConfigError(
-                    f"{config.origins[f'workers.{group.name}.links.kv']}: workers.{group.name}.links.kv = "
-                    f"{toml_value(group.links.kv)}: there is no link {toml_value(name)}{nearest(name, sorted(known))}; "
+                    f"{where}: there is no link {toml_value(name)}{nearest(name, sorted(known))}; "
                     f"there are {', '.join(sorted(known))}"
                 )
+        check_path(config, group, use, where)
 
 
 def _check_blocks(config: Config) -> None:

@@ -5,19 +5,20 @@ Words only: every figure in here comes from the configuration or from counters o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 
 from policies.cluster.controller import Policy
-from reports.report import GroupMeta, LatencyMeta, PowerMeta, RunMeta, TraceMeta, WorkerMeta
+from reports.report import GroupMeta, LatencyMeta, PowerMeta, RunMeta, StartMeta, TraceMeta, WorkerMeta
 from traces.load import Trace
 from twin.cluster import PEER, Group, power_of, startup_of
-from twin.config import Config
+from twin.config import Config, WorkerGroup
 from twin.config_text import to_plain
 from twin.legs import is_destination_first
+from twin.mocker.starts import Start
 
 NOT_MODELLED = (
-    "network, tokeniser and HTTP time before and after the engine",
+    "tokeniser and HTTP time, and the network between clients and the cluster",
     "router and scheduler compute time",
     "disk and remote KV tiers, engine errors, control-plane failures",
     "the making of draft tokens, and CUDA-graph padding unless cuda_graph_sizes is given",
@@ -107,7 +108,7 @@ def cluster_line(group: Group) -> str:
     for name, degree in (("PP", config.pp), ("DP", config.dp), ("EP", config.ep)):
         if degree > 1:
             layout += f" {name} {degree}"
-    start = startup_of(config)
+    start = startup_of(config) if config.startup_s is None else None
     if start is not None:
         engine += f" · {start.label()}"
     return (
@@ -116,11 +117,38 @@ def cluster_line(group: Group) -> str:
     )
 
 
+def starts_meta(starts: Iterable[Start], groups: Iterable[Group]) -> tuple[StartMeta, ...]:
+    """Starts that took time, as the report wants them."""
+    configs = {spec.worker_id: group.config for group in groups for spec in group.workers}
+    return tuple(
+        StartMeta(
+            worker_id=start.worker_id,
+            ordered_s=start.ordered_s,
+            timed_by=_timed_by(start, configs[start.worker_id]),
+            load_from_s=start.load_s,
+            loaded_s=start.loaded_s,
+            up_s=start.up_s,
+            weight_bytes=None if start.load is None else sum(start.load.rank_bytes),
+            over=None if start.load is None else configs[start.worker_id].links.weights,
+            sent_by=start.peer,
+        )
+        for start in starts
+        if start.up_s != start.ordered_s
+    )
+
+
+def _timed_by(start: Start, group: WorkerGroup) -> str:
+    if start.load is not None:
+        return "links"
+    return "formula" if group.startup_s is None else "given"
+
+
 def handoff_line(config: Config) -> str:
     """How KV is handed over, for a person."""
     table = config.disaggregation
     order = "destination first" if is_destination_first(config) else "source first"
-    links = "the workers' NICs, shared"
+    paths = dict.fromkeys(group.links.kv for group in config.workers)
+    links = "the workers' NICs, shared" if list(paths) == ["nic"] else f"shared links {', '.join(paths)}"
     if table.bandwidth_gb_per_s is not None:
         links = f"private links of {table.bandwidth_gb_per_s:g} GB/s"
     elif config.compat == PEER:

@@ -18,9 +18,11 @@ from twin.cluster import PEER, Group
 from twin.config import Config
 from twin.mocker.clock import Clock
 from twin.mocker.handoff import HandoffPlan, HandoffRules, Mover, PrivateMover
+from twin.mocker.links import Network
 from twin.perf.decode_only import DecodeOnlyLatency
 from twin.perf.kv_layout import kv_cache, plan_layout
 from twin.perf.models import find_model
+from twin.topology import Topology, build_topology
 
 GB = 1e9
 
@@ -54,8 +56,11 @@ def is_destination_first(config: Config) -> bool:
     return kinds == {"sglang"}
 
 
-def handoff_plan(config: Config, groups: Sequence[Group]) -> HandoffPlan | None:
-    """How KV goes from prefill to decode workers; None when every worker does both."""
+def handoff_plan(
+    config: Config, groups: Sequence[Group], links: tuple[Topology, Network] | None = None
+) -> HandoffPlan | None:
+    """How KV goes from prefill to decode workers; None when every worker does both. `links` are those of the run, where
+    more than hand-offs crosses them."""
     if not config.is_disaggregated:
         return None
     table = config.disaggregation
@@ -73,7 +78,7 @@ def handoff_plan(config: Config, groups: Sequence[Group]) -> HandoffPlan | None:
             block_size=decode[0].settings.block_size,
             overlap_layers=find_model(decode[0].config.model).layers if table.overlap else None,
         ),
-        mover=lambda clock: _mover(config, prefill, decode, clock),
+        mover=lambda clock: _mover(config, prefill, decode, clock, links),
         decode_kv_events=table.conditional != "off",
     )
 
@@ -95,7 +100,13 @@ def _check_pair(source: Group, dest: Group) -> None:
         )
 
 
-def _mover(config: Config, prefill: Sequence[Group], decode: Sequence[Group], clock: Clock) -> Mover:
+def _mover(
+    config: Config,
+    prefill: Sequence[Group],
+    decode: Sequence[Group],
+    clock: Clock,
+    links: tuple[Topology, Network] | None,
+) -> Mover:
     """A private link for each transfer where a bandwidth is given, else the links of the run, which all share."""
     table = config.disaggregation
     if config.compat == PEER or table.bandwidth_gb_per_s is not None:
@@ -107,7 +118,6 @@ def _mover(config: Config, prefill: Sequence[Group], decode: Sequence[Group], cl
             setup_s=table.setup_s,
         )
     from twin.mocker.movers import LinkMover
-    from twin.topology import build_topology
 
     layouts = {
         (source.config.name, dest.config.name): plan_layout(
@@ -116,8 +126,14 @@ def _mover(config: Config, prefill: Sequence[Group], decode: Sequence[Group], cl
         for source in prefill
         for dest in decode
     }
-    topology = build_topology((*prefill, *decode), config.links)
-    return LinkMover(clock, topology, layouts, setup_s=table.setup_s, bytes_per_token=table.kv_bytes_per_token)
+    topology, network = links or _links_of(config, (*prefill, *decode), clock)
+    return LinkMover(network, topology, layouts, setup_s=table.setup_s, bytes_per_token=table.kv_bytes_per_token)
+
+
+def _links_of(config: Config, groups: Sequence[Group], clock: Clock) -> tuple[Topology, Network]:
+    topology = build_topology(config, groups)
+    assert topology is not None  # every group has a way for its KV
+    return topology, Network(clock, topology.links)
 
 
 def _bytes_per_token(config: Config, group: Group) -> int:

@@ -36,11 +36,14 @@ from twin import __version__
 from twin.cluster import Group, build_groups
 from twin.config import Config, TraceConfig
 from twin.config_text import to_plain, to_toml
-from twin.describe import describe_run
+from twin.describe import describe_run, starts_meta
 from twin.errors import Stopped
 from twin.legs import build_legs, handoff_plan, priced_for_legs
+from twin.mocker.clock import Clock
 from twin.mocker.demand import Demand
+from twin.mocker.links import Network
 from twin.mocker.world import MockWorld, Observation
+from twin.topology import Topology, build_topology, wired
 
 if TYPE_CHECKING:
     from twin.drill import Drill
@@ -119,6 +122,8 @@ def _replay(
     sla = parse_sla(config.sla) if config.sla is not None else None
     trace = open_trace(config.trace.path, read_options(config.trace))
     groups = priced_for_legs(config, build_groups(config, leap=leap))
+    topology = build_topology(config, groups)
+    groups = tuple(wired(group, topology) for group in groups)
     policy = build_policy(config, groups[0].settings.block_size, explain=explain)
     drill = _drill(config)
     folder = out if out is not None else Path("runs") / (name or run_name(config))
@@ -127,7 +132,7 @@ def _replay(
     try:
         with _journal_sink(writer, config, trace, policy, wanted=journal) as sink:
             controller = Controller([policy], sink) if drill is None else drill.controller(policy, sink)
-            world = _world(config, trace, groups, controller, writer, progress, drill)
+            world = _world(config, trace, groups, topology, controller, writer, progress, drill)
             complete = _simulate(world, config, writer, sink)
         report = None
         try:
@@ -214,7 +219,8 @@ def _pages(folder: Path, report: Report, *, html: bool, perfetto: bool, complete
     if perfetto:
         from reports.perfetto import write_perfetto
 
-        write_perfetto(folder, {worker.worker_id: worker.name for worker in report.meta.workers})
+        names = {worker.worker_id: worker.name for worker in report.meta.workers}
+        write_perfetto(folder, names, report.meta.starts)
     if html:
         from reports.html import write_html
 
@@ -287,12 +293,15 @@ def _world(
     config: Config,
     trace: Trace,
     groups: tuple[Group, ...],
+    topology: Topology | None,
     controller: Controller,
     writer: RunWriter,
     progress: Progress | None,
     drill: Drill | None,
 ) -> MockWorld:
     total = config.trace.limit or trace.info.rows
+    network = Network(Clock(), topology.links) if topology is not None else None
+    links = (topology, network) if topology is not None and network is not None else None
     world = MockWorld(
         controller=controller,
         workers=[spec for group in groups for spec in group.workers],
@@ -306,7 +315,8 @@ def _world(
             kv_event_lag_s=config.observe.kv_event_lag_s,
         ),
         loses_events=drill is not None and drill.loses_events,
-        handoff=handoff_plan(config, groups),
+        handoff=handoff_plan(config, groups, links),
+        network=network,
         progress=None if progress is None else lambda ended: progress(ended, total),
     )
     if drill is not None:
@@ -346,7 +356,14 @@ def _report(
     meta = describe_run(config, groups, trace, policy, hash_known=world.keyed, no_effect=tuple(no_effect))
     gone_s = world.gone_s
     workers = tuple(replace(worker, held_until_s=gone_s.get(WorkerId(worker.worker_id))) for worker in meta.workers)
-    meta = replace(meta, workers=workers, tiers=world.tiers, warnings=(*meta.warnings, *warnings))
+    meta = replace(
+        meta,
+        workers=workers,
+        tiers=world.tiers,
+        moved_bytes=world.network.carried_bytes if world.network is not None else {},
+        starts=starts_meta(world.starts.log, groups),
+        warnings=(*meta.warnings, *warnings),
+    )
     return build_report(folder, meta, sla)
 
 

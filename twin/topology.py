@@ -1,4 +1,5 @@
-"""From the configuration to the links of a run: what each copy of one carries, and which of them a worker's KV crosses.
+"""From the configuration to the links of a run: what each copy of one carries, and which of them a worker's KV and its
+weights cross.
 
 Links that no table declares are what their kind is on the group's GPU. Nothing here runs, and nothing is guessed: a
 link whose bandwidth nobody gives and no table has is refused.
@@ -7,65 +8,107 @@ link whose bandwidth nobody gives and no table has is refused.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from policies.cluster.ids import WorkerId
 from policies.errors import ConfigError
-from twin.cluster import Group, gpu_of
-from twin.config import LINK_KINDS, LinkConfig
+from twin.cluster import Group, gpu_of, startup_of
+from twin.config import LINK_KINDS, Config, LinkConfig
+from twin.link_use import used_paths
+from twin.mocker.links import Way
+from twin.mocker.starts import WeightLoad
+from twin.mocker.world import WorkerSpec
+from twin.perf.coldstart import LinkedStart
 from twin.perf.hardware import Gpu
-from twin.perf.links import RX, TX, Link
+from twin.perf.links import HOST, KV, RX, TX, WEIGHTS, Link
 
 GB = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """A worker as transfers see it: by rank, the lanes that leave it and those that enter it, from the GPU outwards."""
+    """A worker as transfers see it: its ways by use, where something moves over links for that use."""
 
     worker_id: WorkerId
     group: str
-    out: tuple[tuple[str, ...], ...]
-    into: tuple[tuple[str, ...], ...]
+    ways: Mapping[str, Way]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """The links of a run. `own_ranks`: no two ranks share a link, so equal ranks can stand for each other."""
+    """The links of a run. `own_ranks`: no two ranks share a link and KV of hand-offs is all that moves, so equal ranks
+    can stand for each other."""
 
     links: tuple[Link, ...]
     endpoints: Mapping[WorkerId, Endpoint]
     own_ranks: bool
 
     def path(self, source: WorkerId, source_rank: int, dest: WorkerId, dest_rank: int) -> tuple[str, ...]:
-        """Lanes from one rank to another; a link that both sides cross is crossed once."""
-        out, into = self.endpoints[source].out[source_rank], self.endpoints[dest].into[dest_rank]
-        return tuple(dict.fromkeys((*out, *reversed(into))))
+        """Lanes that KV crosses from one rank to another."""
+        return self.way(source, KV).to(source_rank, self.way(dest, KV), dest_rank)
+
+    def way(self, worker_id: WorkerId, use: str) -> Way:
+        """A way that the worker is known to have."""
+        return self.endpoints[worker_id].ways[use]
 
 
-def build_topology(groups: Iterable[Group], declared: Sequence[LinkConfig]) -> Topology:
-    """The links that the groups name, and each worker's way to them. Raises ConfigError."""
-    own = {link.name: link for link in declared}
+def build_topology(config: Config, groups: Iterable[Group]) -> Topology | None:
+    """The links that something moves over, and each worker's ways over them; None where there are none. Raises
+    ConfigError."""
+    declared = {link.name: link for link in config.links}
     links: dict[str, Link] = {}
     endpoints: dict[WorkerId, Endpoint] = {}
     own_ranks = True
     for group in groups:
-        hops = [_resolved(own.get(name) or LINK_KINDS[name]) for name in group.config.links.kv.split("+")]
-        own_ranks &= all(hop.per == "rank" for hop in hops)
-        rates = {hop.name: _bytes_per_s(hop, group) for hop in hops}
+        paths = {
+            use: [_resolved(declared.get(name) or LINK_KINDS[name]) for name in path]
+            for use, path in used_paths(config, group.config).items()
+        }
+        own_ranks &= paths.keys() <= {KV} and all(hop.per == "rank" for hops in paths.values() for hop in hops)
+        rates = {hop.name: _bytes_per_s(hop, group, use) for use, hops in paths.items() for hop in hops}
         for spec in group.workers:
-            ranks = range(spec.gpus)
-            names = [[_instance(hop, group.config.name, spec.name, rank) for hop in hops] for rank in ranks]
-            for copies in names:
-                for hop, name in zip(hops, copies, strict=True):
-                    links.setdefault(name, _link(hop, name, rates[hop.name]))
-            endpoints[spec.worker_id] = Endpoint(
-                worker_id=spec.worker_id,
-                group=group.config.name,
-                out=tuple(tuple(_lane(links[name], TX) for name in copies) for copies in names),
-                into=tuple(tuple(_lane(links[name], RX) for name in copies) for copies in names),
-            )
+            ways = {use: _way(hops, rates, group.config.name, spec, links) for use, hops in paths.items()}
+            endpoints[spec.worker_id] = Endpoint(worker_id=spec.worker_id, group=group.config.name, ways=ways)
+    if not links:
+        return None
     return Topology(links=tuple(links.values()), endpoints=endpoints, own_ranks=own_ranks)
+
+
+def _way(
+    hops: Sequence[LinkConfig], rates: Mapping[str, float], group: str, spec: WorkerSpec, links: dict[str, Link]
+) -> Way:
+    """A worker's way over these links; the copies that it uses are added to `links`."""
+    names = [[_instance(hop, group, spec.name, rank) for hop in hops] for rank in range(spec.gpus)]
+    for copies in names:
+        for hop, name in zip(hops, copies, strict=True):
+            links.setdefault(name, _link(hop, name, rates[hop.name]))
+    return Way(
+        out=tuple(tuple(_lane(links[name], TX) for name in copies) for copies in names),
+        into=tuple(tuple(_lane(links[name], RX) for name in copies) for copies in names),
+    )
+
+
+def wired(group: Group, topology: Topology | None) -> Group:
+    """The group whose workers know what their weights, and loads from host memory, cross."""
+    if topology is None:
+        return group
+    start = startup_of(group.config)
+    peers = tuple(spec.worker_id for spec in group.workers)
+
+    def with_ways(spec: WorkerSpec) -> WorkerSpec:
+        ways = topology.endpoints[spec.worker_id].ways
+        load = None
+        if WEIGHTS in ways and isinstance(start, LinkedStart):
+            load = WeightLoad(
+                rank_bytes=start.rank_bytes,
+                way=ways[WEIGHTS],
+                boot_s=start.boot_s,
+                warmup_s=start.warmup_s,
+                peers=peers if start.source == "peer" else None,
+            )
+        return replace(spec, weights=load, host_lanes=ways[HOST].into if HOST in ways else None)
+
+    return replace(group, workers=tuple(with_ways(spec) for spec in group.workers))
 
 
 def _resolved(link: LinkConfig) -> LinkConfig:
@@ -83,7 +126,7 @@ def _resolved(link: LinkConfig) -> LinkConfig:
     )
 
 
-def _bytes_per_s(link: LinkConfig, group: Group) -> float:
+def _bytes_per_s(link: LinkConfig, group: Group, use: str) -> float:
     """What one copy carries: as given, or what the GPUs behind it have together."""
     if link.bandwidth_gb_per_s is not None:
         return link.bandwidth_gb_per_s * GB
@@ -98,9 +141,16 @@ def _bytes_per_s(link: LinkConfig, group: Group) -> float:
     if rate is None:
         raise ConfigError(
             f"{where}: {gpu.name} has no {link.kind} in the hardware table; give the link a bandwidth_gb_per_s, name "
-            f"another one in workers.{group.config.name}.links.kv, or set disaggregation.bandwidth_gb_per_s"
+            f"another one in workers.{group.config.name}.links.{use}, or {_INSTEAD[use]}"
         )
     return rate * (group.config.gpus if link.per == "worker" else 1)
+
+
+_INSTEAD = {
+    KV: "set disaggregation.bandwidth_gb_per_s",
+    WEIGHTS: "leave that out, and the time is by the formula of cold starts",
+    HOST: "leave that out, and loads have a lane of their own",
+}
 
 
 def _gpu_rate(kind: str, gpu: Gpu) -> float | None:

@@ -59,3 +59,24 @@ def test_a_load_is_waited_for_beside_the_queue_and_others_pass() -> None:
     assert waited.host_blocks > 0
     assert waited.admit_s == 2.0 + waited.host_blocks * 1.0, "a second a block"
     assert passed.admit_s == 2.0
+
+
+def test_whoever_has_been_loaded_goes_first_when_nobody_else_can() -> None:
+    """The request that runs is preempted for want of a block while one is loaded behind it: the head needs what that
+    one holds, and nothing runs that could give way."""
+    tier = HostTierSettings(blocks=4, block_bytes=100, load_bytes_per_s=1e6, trigger="on_evict")
+    settings = engine_settings(block_size=1, blocks=66, max_num_seqs=1, max_num_batched_tokens=3, host=tier)
+    latency = FixedLatency(prefill_s=0.005, prefill_s_per_token=0.001, decode_s=0.01)
+
+    def row(number: int, isl: int, osl: int, family: int) -> Row:
+        return trace_row(number, 0.0, isl, osl, [family, *range(1, 9)])
+
+    rows = [row(0, 30, 1, 0), row(1, 30, 10, 100), row(2, 30, 1, 100), row(3, 30, 1, 0), row(4, 53, 12, 0)]
+    seen = simulate(rows, [(settings, latency)], key_tokens=KEY_TOKENS)
+    assert [status for _, (_, status) in sorted(seen.ended.items())] == ["completed"] * 5
+    preempted, loaded = seen.ended[4][0].sequence, seen.ended[3][0].sequence
+    assert preempted is not None
+    assert loaded is not None
+    assert preempted.readmissions == 1
+    assert loaded.host_blocks > 0
+    assert loaded.last_token_s < preempted.last_token_s  # type: ignore[operator]

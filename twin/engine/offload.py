@@ -18,10 +18,22 @@ from twin.engine.vllm import VllmEngine
 from twin.perf.protocol import LatencyModel
 
 
+class HostLoad:
+    """Blocks on their way up for one request. Whoever sees to them may set `on_dropped`: the request does not want them
+    any more, and they must come no further."""
+
+    __slots__ = ("blocks", "bytes", "holds", "on_dropped", "seq")
+
+    def __init__(self, seq: Sequence, holds: list[Hold], blocks: int, bytes_: int) -> None:
+        self.seq = seq
+        self.holds = holds
+        self.blocks = blocks
+        self.bytes = bytes_
+        self.on_dropped: Callable[[], None] | None = None
+
+
 class OffloadEngine(VllmEngine):
-    """`pending_loads` are (ready_s, sequence) of loads that have begun; whoever owns the clock takes them and calls
-    `loaded` when it is time.
-    """
+    """`pending_loads` have begun now; whoever owns the clock takes them and calls `loaded` when they have come up."""
 
     def __init__(
         self,
@@ -43,13 +55,13 @@ class OffloadEngine(VllmEngine):
         )
         tier = settings.host
         assert tier is not None
-        self.host = HostTier(tier.blocks, tier.block_bytes, tier.load_bytes_per_s)
+        self.host = HostTier(tier.blocks, tier.block_bytes)
         if tier.trigger == "on_evict":
             self.pool.on_evict = self.host.put
         else:
             self.pool.on_publish = self.host.put
-        self.pending_loads: list[tuple[float, Sequence]] = []
-        self._loads: dict[Sequence, tuple[list[Hold], int]] = {}
+        self.pending_loads: list[HostLoad] = []
+        self._loads: dict[Sequence, HostLoad] = {}
 
     @property
     def idle(self) -> bool:
@@ -58,7 +70,7 @@ class OffloadEngine(VllmEngine):
     def plan(self, now_s: float) -> StepPlan | None:
         """Begin what loads can begin, then plan as ever."""
         if self.waiting and not self._blocked:
-            self._begin_loads(now_s)
+            self._begin_loads()
         return super().plan(now_s)
 
     def loaded(self, seq: Sequence) -> None:
@@ -66,9 +78,8 @@ class OffloadEngine(VllmEngine):
         load = self._loads.pop(seq, None)
         if load is None:
             return  # cancelled meanwhile
-        holds, blocks = load
-        self.host.unpin(holds)
-        self.ledger.came_up(seq, blocks)
+        self.host.unpin(load.holds)
+        self.ledger.came_up(seq, load.blocks)
         seq.phase = Phase.LOADED
         self.waiting.appendleft(seq)
         self._blocked = False
@@ -77,7 +88,9 @@ class OffloadEngine(VllmEngine):
         if seq.phase in (Phase.LOADING, Phase.LOADED):
             load = self._loads.pop(seq, None)
             if load is not None:
-                self.host.unpin(load[0])
+                self.host.unpin(load.holds)
+                if load.on_dropped is not None:
+                    load.on_dropped()
             else:
                 self.waiting.remove(seq)
             self.ledger.release(seq)
@@ -90,7 +103,7 @@ class OffloadEngine(VllmEngine):
         super().audit()
         self.host.audit()
 
-    def _begin_loads(self, now_s: float) -> None:
+    def _begin_loads(self) -> None:
         """Take the heads of waiting whose prefix goes on in the host out of the queue, as long as they fit."""
         waiting, bs = self.waiting, self.settings.block_size
         slots = self.settings.max_num_seqs - len(self.running)
@@ -110,8 +123,32 @@ class OffloadEngine(VllmEngine):
             seq.phase = Phase.LOADING
             if seq.admit_s is None:
                 seq.host_blocks = blocks
-            self._loads[seq] = (holds, blocks)
-            self.pending_loads.append((self.host.load_end_s(now_s, blocks), seq))
+            load = self._loads[seq] = HostLoad(seq, holds, blocks, blocks * self.host.block_bytes)
+            self.host.loaded_blocks += blocks
+            self.pending_loads.append(load)
+
+    def _plan_stuck(self, step: StepPlan) -> StepPlan | None:
+        """Nothing runs that could make room for the head of waiting: whoever has been loaded holds blocks already and
+        goes first. Where several hold so much that none of them can go on, the last one gives its blocks back."""
+        loaded = [seq for seq in self.waiting if seq.phase is Phase.LOADED]
+        budget = self.settings.max_num_batched_tokens
+        first = next((seq for seq in loaded if self._admissible(seq, budget) is not None), None)
+        if first is not None:
+            self.waiting.remove(first)
+            self.waiting.appendleft(first)
+        elif loaded and not self._loads:
+            self._give_back(loaded[-1])
+        else:
+            return super()._plan_stuck(step)
+        self._blocked = False
+        return self._plan(step.start_s)
+
+    def _give_back(self, seq: Sequence) -> None:
+        """What was loaded for a request is cached like anything else; the request waits as if it had just come."""
+        self.ledger.release(seq)
+        seq.phase = Phase.WAITING
+        if seq.admit_s is None:
+            seq.host_blocks = 0
 
     def _admissible(self, seq: Sequence, left: int) -> Match | None:
         if seq.phase is not Phase.LOADED:

@@ -20,8 +20,9 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostTierSettings:
-    """`blocks` of `block_bytes` in host memory, loaded at `load_bytes_per_s`. `trigger`: blocks go down when they are
-    evicted from the device ("on_evict"), or as soon as they are complete ("on_store").
+    """`blocks` of `block_bytes` in host memory, loaded at `load_bytes_per_s` where loads cross no links of the run.
+    `trigger`: blocks go down when they are evicted from the device ("on_evict"), or as soon as they are complete
+    ("on_store").
     """
 
     blocks: int

@@ -91,6 +91,7 @@ class Churn:
             for seq in _legs_on(request, worker_id):
                 worker.count(seq)
         worker.kill()
+        world.starts.on_gone(worker_id)
         if world.handoffs is not None:
             world.handoffs.stop(worker)
         if loss is not None:
@@ -170,6 +171,7 @@ class Churn:
             if view is not None and not view.in_flight and idle and not worker.busy:
                 del self.draining[worker_id]
                 worker.kill()
+                world.starts.on_gone(worker_id)
                 self.detect(worker, "drained")
 
     def _cut_short(self, worker: MockWorker) -> None:

@@ -111,7 +111,7 @@ class Faults:
         why = []
         if links:
             why.append(_to_the_end("link", links))
-            moving = [r for r in world.open.values() if r.handoff is not None and r.handoff.move is not None]
+            moving = [r for r in world.open.values() if r.moving]
             if moving:
                 return f"stuck: {why[0]}", moving
         if workers:
@@ -165,7 +165,7 @@ class Faults:
     def _occur(self, fault: Fault, occurrence: Occurrence, times: Iterator[Occurrence]) -> None:
         world = self._world
         entry = Entry(fault=fault.name, kind=fault.kind, at_s=world.clock.now)
-        if fault.recurs and world.clock.waiting <= self._pending:
+        if fault.recurs and world.clock.waiting <= self._pending + world.starts.events:
             return  # nothing else is going to happen: the run is over
         self.timeline.append(entry)
         entry.why_not = self._perform(fault, occurrence, entry)
@@ -204,7 +204,7 @@ class Faults:
         fits = [
             worker
             for _, worker in sorted(world.workers.items())
-            if self._can(fault.kind, worker)
+            if self._can(fault, worker)
             and (fault.role is None or worker.up.role.value == fault.role)
             and (fault.worker in (None, ANY) or self._names[worker.worker_id] == fault.worker)
         ]
@@ -213,16 +213,23 @@ class Faults:
         by_name = {self._names[worker.worker_id]: worker for worker in fits}
         return by_name[chosen(occurrence, list(by_name))]
 
-    def _can(self, kind: str, worker: MockWorker) -> bool:
+    def _can(self, fault: Fault, worker: MockWorker) -> bool:
+        kind, starts = fault.kind, worker.worker_id in self._world.starts
         if kind == "worker_up":
-            return worker.down
+            return worker.down and not starts
+        if kind == "worker_down" and starts:
+            return fault.worker == self._names[worker.worker_id]  # on its way up: only if it is meant by name
         if kind in ("drain", "worker_hang") and (worker.hung or worker.worker_id in self._world.churn.draining):
             return False
         return not worker.down
 
     def _down(self, fault: Fault, occurrence: Occurrence, entry: Entry, worker: MockWorker) -> None:
-        self._world.churn.lose(worker.worker_id, "disconnected", self._delay_s(fault), entry.loss)
-        self._return(occurrence, entry, worker)
+        if worker.worker_id in self._world.starts:
+            self._world.starts.break_off(worker.worker_id)
+        else:
+            self._world.churn.lose(worker.worker_id, "disconnected", self._delay_s(fault), entry.loss)
+        if occurrence.until_s is not None:
+            self._call(occurrence.until_s, lambda: self._start(entry, worker))
 
     def _delay_s(self, fault: Fault) -> float | None:
         if fault.detection_delay_s is not None:
@@ -231,33 +238,27 @@ class Faults:
             return None
         return self._detection.lease_s if fault.detect == "lease" else self._detection.disconnect_s
 
-    def _return(self, occurrence: Occurrence, entry: Entry, worker: MockWorker) -> None:
-        """At its end the worker starts again, and is there after its start-up time."""
-        spec = self._world.specs[worker.worker_id]
-
-        def begin() -> None:
-            self._call(self._world.clock.now + spec.startup_s, back)
+    def _start(self, entry: Entry, worker: MockWorker) -> None:
+        """A worker that is down starts again, and is there when that is over."""
+        world, worker_id = self._world, worker.worker_id
+        spec = world.specs[worker_id]
 
         def back() -> None:
-            entry.over_s = self._world.clock.now
-            if self._world.workers[worker.worker_id] is worker and worker.down:
-                self._world.churn.restore(worker.worker_id)
+            entry.over_s = world.clock.now
+            world.churn.restore(worker_id)
 
-        if occurrence.until_s is not None:
-            self._call(occurrence.until_s, begin)
+        if world.workers[worker_id] is worker and worker.down and worker_id not in world.starts:
+            world.starts.begin(worker_id, spec.startup_s, back)
+        else:
+            entry.over_s = world.clock.now  # somebody else has seen to it
 
     def _up(self, fault: Fault, occurrence: Occurrence, entry: Entry, worker: MockWorker) -> None:
         spec = self._world.specs[worker.worker_id]
-
-        def back() -> None:
-            entry.over_s = self._world.clock.now
-            if worker.down and self._world.workers[worker.worker_id] is worker:
-                self._world.churn.restore(worker.worker_id)
-
-        if spec.startup_s:
-            self._call(self._world.clock.now + spec.startup_s, back)
+        if spec.startup_s or spec.weights is not None:
+            self._start(entry, worker)
         else:
-            back()
+            entry.over_s = self._world.clock.now
+            self._world.churn.restore(worker.worker_id)
 
     def _hang(self, fault: Fault, occurrence: Occurrence, entry: Entry, worker: MockWorker) -> None:
         """It stops where it is; who waits too long for an answer takes it for lost, and it comes back empty."""
@@ -291,19 +292,12 @@ class Faults:
 
     def _return_when_gone(self, occurrence: Occurrence, entry: Entry, worker: MockWorker) -> None:
         """A drained worker comes back at its time, or when it has left, whichever is later."""
-        world = self._world
-        startup_s = world.specs[worker.worker_id].startup_s
-
-        def back() -> None:
-            entry.over_s = world.clock.now
-            if world.workers[worker.worker_id] is worker:
-                world.churn.restore(worker.worker_id)
 
         def begin() -> None:
             if worker.down:
-                self._call(world.clock.now + startup_s, back)
+                self._start(entry, worker)
             else:
-                world.churn.when_gone[worker.worker_id] = begin
+                self._world.churn.when_gone[worker.worker_id] = begin
 
         if occurrence.until_s is not None:
             self._call(occurrence.until_s, begin)

@@ -6,7 +6,9 @@ inside `start`, `cancel` or `slow`: what finishes at an instant is told at that 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from simpy.events import Event
@@ -14,9 +16,9 @@ from simpy.events import Event
 from policies.errors import ConfigError
 from twin.engine.ticks import instant
 from twin.mocker.clock import Clock, Order
-from twin.perf.links import Flow, Fluid, Link
+from twin.perf.links import KV, Flow, Fluid, Link
 
-__all__ = ["Link", "Network", "Part", "Transfer"]
+__all__ = ["Link", "Network", "Part", "Transfer", "Way", "side_by_side"]
 
 ALL_LINKS = "all links"
 """What `Network.slow` takes for every link of the run."""
@@ -32,13 +34,34 @@ class Part(NamedTuple):
     descriptors: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """One path of a worker: by rank, the lanes that leave it and those that enter it, from the GPU outwards."""
+
+    out: tuple[tuple[str, ...], ...]
+    into: tuple[tuple[str, ...], ...]
+
+    def to(self, rank: int, dest: Way, dest_rank: int) -> tuple[str, ...]:
+        """Lanes from one rank to another's; a link that both sides cross is crossed once."""
+        return tuple(dict.fromkeys((*self.out[rank], *reversed(dest.into[dest_rank]))))
+
+
+def side_by_side(lanes: Sequence[tuple[str, ...]], bytes_: int) -> tuple[Part, ...]:
+    """What ranks move together, in even shares: `lanes` by rank."""
+    ranks = len(lanes)
+    return tuple(Part(path, bytes_ * (rank + 1) // ranks - bytes_ * rank // ranks) for rank, path in enumerate(lanes))
+
+
 class Transfer:
     """A transfer, or several that count as one. `on_done` is called once, when the last of them is over."""
 
-    __slots__ = ("_flows", "_left", "_network", "_on_done", "bytes", "cancelled", "done", "start_s")
+    __slots__ = ("_flows", "_left", "_network", "_on_done", "bytes", "cancelled", "cargo", "done", "start_s")
 
-    def __init__(self, network: Network, bytes_: int, parts: int, on_done: Callable[[], None], start_s: float) -> None:
+    def __init__(
+        self, network: Network, cargo: str, bytes_: int, parts: int, on_done: Callable[[], None], start_s: float
+    ) -> None:
         self._network = network
+        self.cargo = cargo
         self._on_done = on_done
         self._flows: list[Flow] = []
         self._left = parts
@@ -59,6 +82,7 @@ class Transfer:
         self._left -= 1
         if not self._left and not self.cancelled:
             self.done = True
+            self._network._carried_bytes[self.cargo] += self.bytes
             self._on_done()
 
 
@@ -66,12 +90,16 @@ class Network:
     """The links of a simulated run.
 
     Lanes are named as `Link.lanes` says: a duplex link has NAME/tx and NAME/rx. A link's name may have parts,
-    KIND:WORKER:RANK; `slow` takes a prefix of them too (`nic:pool-0` for all ranks of that worker).
+    KIND:WORKER:RANK; `slow` takes a prefix of them too (`nic:pool-0` for all ranks of that worker). `cargo` says what a
+    transfer moves, for the books alone.
     """
 
     def __init__(self, clock: Clock, links: Iterable[Link]) -> None:
+        self.clock = clock
         self._clock = clock
         self._fluid = Fluid(links)
+        self._carried_bytes: Counter[str] = Counter()
+        self._events = 0  # of ours on the clock, out of date or not
         self._wake: Event | None = None
         self._wake_s = 0.0
         self._transfers: dict[int, Transfer] = {}
@@ -80,6 +108,19 @@ class Network:
     def live(self) -> int:
         """Transfers under way, each part counted."""
         return self._fluid.live
+
+    def live_of(self, cargo: str) -> int:
+        """Of these, those that move this."""
+        return sum(transfer.cargo == cargo for transfer in self._transfers.values())
+
+    def events_of(self, cargo: str) -> int:
+        """How many events on the clock are there for this alone; 0 while anything else moves."""
+        return self._events if self.live_of(cargo) == len(self._transfers) else 0
+
+    @property
+    def carried_bytes(self) -> dict[str, int]:
+        """What transfers that are over have moved, by cargo."""
+        return dict(sorted(self._carried_bytes.items()))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -102,15 +143,27 @@ class Network:
         setup_s: float = 0.0,
         descriptors: int = 0,
         on_done: Callable[[], None],
+        cargo: str = KV,
     ) -> Transfer:
         """Move `bytes` over these lanes, all at once: the slowest share is the rate."""
-        return self.start_all((Part(tuple(links), bytes, descriptors),), setup_s=setup_s, on_done=on_done)
+        return self.start_all((Part(tuple(links), bytes, descriptors),), setup_s=setup_s, on_done=on_done, cargo=cargo)
 
-    def start_all(self, parts: Sequence[Part], *, setup_s: float = 0.0, on_done: Callable[[], None]) -> Transfer:
-        """Several transfers side by side; over when the last one is (a hand-off: one for each pair of ranks)."""
+    def start_all(
+        self,
+        parts: Sequence[Part],
+        *,
+        setup_s: float = 0.0,
+        on_done: Callable[[], None],
+        cargo: str = KV,
+        copies: int = 1,
+    ) -> Transfer:
+        """Several transfers side by side; over when the last one is (a hand-off: one for each pair of ranks).
+
+        `copies`: how many like them, on links of their own, these stand for.
+        """
         now_s = self._clock.now
         parts = parts or (Part((), 0),)
-        transfer = Transfer(self, sum(part.bytes for part in parts), len(parts), on_done, now_s)
+        transfer = Transfer(self, cargo, copies * sum(part.bytes for part in parts), len(parts), on_done, now_s)
         for part in parts:
             flow = self._fluid.start(now_s, part.links, part.bytes, setup_s=setup_s, descriptors=part.descriptors)
             self._transfers[flow.seq] = transfer
@@ -172,10 +225,12 @@ class Network:
         at_s = max(instant(due_s), self._clock.now)
         if self._wake is None or self._wake_s != at_s:
             self._wake_s = at_s
+            self._events += 1
             self._wake = self._clock.at(at_s, _TRANSFER_DONE)
             self._wake.callbacks.append(self._on_wake)
 
     def _on_wake(self, event: Event) -> None:
+        self._events -= 1
         if event is not self._wake:
             return  # a change has moved what was due
         self._wake = None

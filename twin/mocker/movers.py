@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from twin.mocker.clock import Clock
 from twin.mocker.handoff import Load
 from twin.mocker.links import Network, Part, Transfer
 from twin.perf.kv_layout import KvLayout
+from twin.perf.links import KV
 from twin.topology import Topology
 
 
@@ -20,7 +20,7 @@ class LinkMover:
 
     def __init__(
         self,
-        clock: Clock,
+        network: Network,
         topology: Topology,
         layouts: Mapping[tuple[str, str], KvLayout],
         *,
@@ -32,13 +32,15 @@ class LinkMover:
         self._setup_s = setup_s
         self._bytes_per_token = bytes_per_token
         self._one_stands_for_all = topology.own_ranks and all(layout.even for layout in layouts.values())
-        self.network = Network(clock, topology.links)
+        self.network = network
 
     def move(self, load: Load, on_done: Callable[[], None]) -> Transfer | None:
         if not load.tokens:
             on_done()
             return None
-        return self.network.start_all(self._parts(load), setup_s=self._setup_s, on_done=on_done)
+        parts = self._parts(load)
+        copies = len(self._layout(load).pairs) if self._one_stands_for_all else 1
+        return self.network.start_all(parts, setup_s=self._setup_s, on_done=on_done, cargo=KV, copies=copies)
 
     def alone_s(self, load: Load) -> float:
         if not load.tokens:
@@ -49,11 +51,14 @@ class LinkMover:
             for part in self._parts(load)
         )
 
+    def _layout(self, load: Load) -> KvLayout:
+        ends = self._topology.endpoints
+        return self._layouts[ends[load.source].group, ends[load.dest].group]
+
     def _parts(self, load: Load) -> list[Part]:
         """The flows of a load: one for each pair of ranks."""
-        ends = self._topology.endpoints
         source, dest, tokens = load.source, load.dest, load.tokens
-        layout = self._layouts[ends[source].group, ends[dest].group]
+        layout = self._layout(load)
         scale = load.share
         if self._bytes_per_token is not None:
             scale *= self._bytes_per_token * tokens / layout.wire_bytes(tokens)

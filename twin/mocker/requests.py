@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from policies.cluster.blocks import NO_BLOCKS, BlockPath, Branch, ContentTree
 from policies.cluster.ids import Leg, RequestId, WorkerId
-from twin.engine.sequence import Sequence
+from twin.engine.sequence import Phase, Sequence
 from twin.mocker.demand import Row
 
 if TYPE_CHECKING:
@@ -43,6 +43,13 @@ class OpenRequest:
     own: Branch | None = None
     before: Sequence | None = None
     prefill_token: bool = False  # this attempt's first token came from the leg that computed the prompt
+
+    @property
+    def moving(self) -> bool:
+        """Whether it waits for KV that is being moved."""
+        if self.handoff is not None and self.handoff.move is not None:
+            return True
+        return any(leg is not None and leg.phase is Phase.LOADING for leg in (self.sequence, self.prefill))
 
     def leg(self, leg: Leg, tree: ContentTree, now_s: float, block_size: int | None = None) -> Sequence:
         """A new sequence for one leg, dispatched now. Both legs of a request have one content.

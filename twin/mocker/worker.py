@@ -13,16 +13,19 @@ from simpy.events import Event
 
 from policies.cluster.events import WorkerUp
 from policies.cluster.ids import WorkerId
+from twin.engine.offload import HostLoad
 from twin.engine.plan import Outcome, StepPlan
 from twin.engine.protocol import Engine
 from twin.engine.sequence import Sequence
 from twin.engine.ticks import before
 from twin.mocker.clock import Clock, Order, is_pending
+from twin.mocker.hostlanes import HostLane
+from twin.mocker.links import Transfer
 from twin.perf.protocol import LatencyModel
 
 
 class MockWorker:
-    """A worker of the simulated world.
+    """A worker of the simulated world. `lane` is what loads from host memory cross, where it has any.
 
     `on_step` is called at the end of each step or leap, with what came of it; `on_evicting` when a leap begins that
     will evict cached blocks on its way (`plan.evict_s`).
@@ -32,8 +35,10 @@ class MockWorker:
         "_clock",
         "_dropped",
         "_idle",
+        "_lane",
         "_loaded",
         "_loads",
+        "_moving",
         "_on_evicting",
         "_on_step",
         "_plan",
@@ -56,6 +61,7 @@ class MockWorker:
         up: WorkerUp,
         on_step: Callable[[MockWorker, Outcome], None],
         on_evicting: Callable[[MockWorker, StepPlan], None],
+        lane: HostLane | None = None,
     ) -> None:
         self._clock = clock
         self.engine = engine
@@ -69,7 +75,9 @@ class MockWorker:
         self._idle = Event(clock)
         self._wake: Event = self._idle
         self._dropped: list[Sequence] = []
-        self._loads: list[tuple[float, Sequence]] = getattr(engine, "pending_loads", [])
+        self._lane = lane
+        self._loads: list[HostLoad] = getattr(engine, "pending_loads", [])
+        self._moving: dict[HostLoad, Transfer | None] = {}
         self._loaded: list[Sequence] = []  # loads that came up during the running step
         self.down = False  # gone, with all that it had
         self.down_s: float | None = None  # since when
@@ -143,6 +151,7 @@ class MockWorker:
         self.count(seq)
         if self._plan is None:
             self.engine.cancel(seq)
+            self.nudge()  # it may have held a place, or room, without running: blocks on their way up
         else:
             self.cut()
             self._dropped.append(seq)
@@ -158,6 +167,8 @@ class MockWorker:
         self._plan = None
         self._wake.callbacks = []
         self._idle.callbacks = []
+        for load in list(self._moving):
+            self._stop_load(load)
         if not self.down:
             self.down, self.down_s = True, self._clock.now
 
@@ -212,18 +223,27 @@ class MockWorker:
 
     def _begin_loads(self) -> None:
         """Loads from a lower tier have begun: see to them when they have come up."""
-        for ready_s, seq in self._loads:
-            self._clock.at(ready_s, Order.TRANSFER_DONE).callbacks.append(partial(self._on_loaded, seq))
+        assert self._lane is not None
+        for load in self._loads:
+            load.on_dropped = partial(self._stop_load, load)
+            self._moving[load] = self._lane.load(load.bytes, partial(self._on_loaded, load))
         self._loads.clear()
 
-    def _on_loaded(self, seq: Sequence, _: Event) -> None:
-        if self.down:
+    def _stop_load(self, load: HostLoad) -> None:
+        """Nobody wants it any more."""
+        transfer = self._moving.pop(load, None)
+        if transfer is not None:
+            transfer.cancel()
+
+    def _on_loaded(self, load: HostLoad) -> None:
+        if load not in self._moving:
             return
+        del self._moving[load]
         if self._plan is not None:
-            self._loaded.append(seq)
+            self._loaded.append(load.seq)
             self.cut()
         else:
-            self.engine.loaded(seq)  # type: ignore[attr-defined]  # only engines with a tier begin loads
+            self.engine.loaded(load.seq)  # type: ignore[attr-defined]  # only engines with a tier begin loads
             self.nudge()
 
     def load(self, at_s: float) -> tuple[int, int, int, int]:

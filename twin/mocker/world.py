@@ -42,10 +42,13 @@ from twin.mocker.churn import Churn
 from twin.mocker.clock import Clock, Order
 from twin.mocker.demand import Demand, Row
 from twin.mocker.handoff import Handoff, HandoffPlan, Handoffs
+from twin.mocker.hostlanes import HostLane, LinkLane, OwnLane
 from twin.mocker.links import Network
 from twin.mocker.requests import OpenRequest
 from twin.mocker.sinks import Cells, Sinks
+from twin.mocker.starts import Starts, WeightLoad
 from twin.mocker.worker import MockWorker
+from twin.perf.links import WEIGHTS
 from twin.perf.protocol import LatencyModel
 
 _ARRIVAL, _LATE, _TIMER, _READY = int(Order.ARRIVAL), int(Order.LATE), int(Order.TIMER), int(Order.WORKER_READY)
@@ -55,7 +58,8 @@ _STEP_END = int(Order.STEP_END)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
     """One worker to simulate: who it is and what engine it runs. `ready_s` is when it registers; `startup_s` is
-    how long it takes to come back."""
+    how long it takes to come back, where `weights` does not say that they come over links of the run. `host_lanes`: by
+    rank, the lanes that loads from host memory cross (None: they have one of their own)."""
 
     worker_id: WorkerId
     name: str
@@ -65,6 +69,8 @@ class WorkerSpec:
     gpus: int = 1
     ready_s: float = 0.0
     startup_s: float = 0.0
+    weights: WeightLoad | None = None
+    host_lanes: tuple[tuple[str, ...], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +92,7 @@ class MockWorld:
     `key_tokens` is how many tokens one hash id of the demand stands for (None: no ids). `concurrency` closes the loop:
     at most so many units (rows, or whole sessions) at once, recorded times ignored. `handoff` says how KV goes from
     prefill workers to decode workers, where there are such. `loses_events`: messages of workers get lost or are late at
-    times, so that each counts.
+    times, so that each counts. `network` are the links of the run, with the clock that the world is to have.
     """
 
     def __init__(
@@ -101,11 +107,13 @@ class MockWorld:
         concurrency: int | None = None,
         observe: Observation = PROMPT,
         handoff: HandoffPlan | None = None,
+        network: Network | None = None,
         loses_events: bool = False,
         on_end: Callable[[OpenRequest, str], None] | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> None:
-        self.clock = Clock()
+        self.clock = network.clock if network is not None else Clock()
+        self._network = network
         self.controller = controller
         self.workers: dict[WorkerId, MockWorker] = {}
         self.open: dict[RequestId, OpenRequest] = {}
@@ -132,6 +140,12 @@ class MockWorld:
         self._reports = controller.wants(WorkerReported)
         self.specs = {spec.worker_id: spec for spec in workers}
         self.churn = Churn(self)
+        self.starts = Starts(
+            self.clock,
+            network,
+            {spec.worker_id: spec.weights for spec in workers if spec.weights is not None},
+            is_up=self._can_send,
+        )
         self.stuck: Callable[[], tuple[str, list[OpenRequest]] | None] = lambda: None  # whom faults hold up for good
         self.cut_short = 0  # answers that ended where the context was full, before the trace's output length
         self.handoffs: Handoffs | None = None
@@ -171,8 +185,10 @@ class MockWorld:
 
     @property
     def network(self) -> Network | None:
-        """The links that hand-offs share; None in a run without them."""
-        return self.handoffs.network if self.handoffs is not None else None
+        """The links that transfers share; None in a run without them."""
+        if self._network is not None or self.handoffs is None:
+            return self._network
+        return self.handoffs.network
 
     # ------------------------------------------------------------ running
 
@@ -212,8 +228,9 @@ class MockWorld:
             )
         if self.network is not None:
             self.network.audit()
-            if self.network.live:
-                raise InvariantError(f"{self.network.live} transfers are under way after the end of the run")
+            live = self.network.live - self.network.live_of(WEIGHTS)  # a link that stays down holds up starts for good
+            if live:
+                raise InvariantError(f"{live} transfers are under way after the end of the run")
         for worker in self.workers.values():
             if worker.down:
                 continue
@@ -422,8 +439,22 @@ class MockWorld:
             gpus=spec.gpus,
             epoch=epoch,
         )
-        self.workers[spec.worker_id] = MockWorker(self.clock, engine, up, self._on_step, self._watch)
+        lane = self._host_lane(spec)
+        self.workers[spec.worker_id] = MockWorker(self.clock, engine, up, self._on_step, self._watch, lane)
         self.post(up)
+
+    def _host_lane(self, spec: WorkerSpec) -> HostLane | None:
+        """What its loads from host memory cross."""
+        if spec.settings.host is None:
+            return None
+        if spec.host_lanes is None or self._network is None:
+            return OwnLane(self.clock, spec.settings.host.load_bytes_per_s)
+        return LinkLane(self._network, spec.host_lanes)
+
+    def _can_send(self, worker_id: WorkerId) -> bool:
+        """Whether a worker is there and could send its weights to another one."""
+        worker = self.workers.get(worker_id)
+        return worker is not None and not worker.down and not worker.hung
 
     def _on_step(self, worker: MockWorker, outcome: Outcome) -> None:
         now_s = self.clock.now

@@ -1,7 +1,8 @@
 """How long a worker takes to come up: boot, weights over their load path, engine warm-up.
 
-Weights are read once for each rank that holds them, all ranks side by side; the slowest stretch of the path sets the
-pace. Boot and warm-up are constants of the configuration. It is an estimate, and says of what it is made.
+Weights are read once for each rank that holds them, all ranks side by side. By the formula the slowest stretch of the
+path sets the pace, and nobody notices anybody; over links of the run the simulation says how long it takes. Boot and
+warm-up are constants of the configuration. It is an estimate, and says of what it is made.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ PINNED_COPY_SHARE: Final = 0.85
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Startup:
-    """One start, in parts that follow each other."""
+    """One start by the formula, in parts that follow each other."""
 
     boot_s: float
     load_s: float
@@ -38,7 +39,31 @@ class Startup:
         """For people: the parts and what limits loading."""
         return (
             f"{self.total_s:.1f} s to start: boot {self.boot_s:g}, {self.load_bytes / 1e9:.1f} GB of weights from "
-            f"{self.source} {self.load_s:.1f} (limited by the {self.limit}), warm-up {self.warmup_s:g} (estimates)"
+            f"{self.source} {self.load_s:.1f} by formula (limited by the {self.limit}), "
+            f"warm-up {self.warmup_s:g} (estimates)"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkedStart:
+    """One start whose weights cross links of the run: what is known of it before it is simulated."""
+
+    boot_s: float
+    warmup_s: float
+    rank_bytes: tuple[int, ...]
+    source: Source
+    path: tuple[str, ...]  # names of the links, from the GPU outwards
+
+    @property
+    def fixed_s(self) -> float:
+        """What the start takes beside its weights."""
+        return self.boot_s + self.warmup_s
+
+    def label(self) -> str:
+        """For people: the parts, and which links the weights cross."""
+        return (
+            f"to start: boot {self.boot_s:g} s, {sum(self.rank_bytes) / 1e9:.1f} GB of weights from {self.source} "
+            f"over {'+'.join(self.path)} (simulated links), warm-up {self.warmup_s:g} s (estimates)"
         )
 
 

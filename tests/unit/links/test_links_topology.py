@@ -49,7 +49,9 @@ def config(tmp_path: Path):
 
 
 def topology(config: Config) -> Topology:
-    return build_topology(build_groups(config), config.links)
+    built = build_topology(config, build_groups(config))
+    assert built is not None
+    return built
 
 
 def rates(built: Topology) -> dict[str, float]:

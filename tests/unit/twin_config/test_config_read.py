@@ -289,10 +289,10 @@ def test_links_are_tables_of_their_own(toml) -> None:
         ("[links]\nname = 'a'", 1, ["[[links]]"]),
         ("[[links]]\nname = 'a'\n[[links]]\nname = 'a'", 4, ["2 links are named a"]),
         ("[[links]]\nname = 'a:b'", 2, ["letters, digits, - and _"]),
-        ("[[links]]\nname = 'a'\nkind = 'string'", 3, ["nvlink, pcie, nic or storage"]),
+        ("[[links]]\nname = 'a'\nkind = 'string'", 3, ["nvlink, pcie, nic, storage or disk"]),
         ("[[links]]\nname = 'a'\nbandwidth_gb_per_s = 0", 3, ["more than 0"]),
         ("[[links]]\nname = 'a'\nspeed = 0", 3, ["there is no key speed in [links]"]),
-        ("[workers.links]\nkv = 'nic+spin'", 2, ['there is no link "spin"', "nic, nvlink, pcie, storage"]),
+        ("[workers.links]\nkv = 'nic+spin'", 2, ['there is no link "spin"', "disk, nic, nvlink, pcie, storage"]),
     ],
 )
 def test_a_bad_link_is_refused_with_its_place(toml, text: str, line: int, words: list[str]) -> None:

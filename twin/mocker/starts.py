@@ -1,0 +1,143 @@
+"""Workers on their way up: boot, weights, engine warm-up; what a start takes by a formula, or its weights over links.
+
+Over links a start shares with hand-offs and other starts, and a fault of a link reaches it. It says when a worker is
+there and never brings it up itself; a start that is broken off says nothing, and nothing of it moves any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from policies.cluster.ids import WorkerId
+from twin.engine.ticks import instant
+from twin.mocker.clock import Clock, Order
+from twin.mocker.links import Network, Part, Transfer, Way
+from twin.perf.links import WEIGHTS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightLoad:
+    """How the weights of a worker come in over links: `rank_bytes` over `way`, after `boot_s` and before `warmup_s`.
+
+    `peers`: the workers of its group; each rank is sent its weights by its counterpart in one of them that is up. None:
+    they are read from what lies at the far end of the way.
+    """
+
+    rank_bytes: tuple[int, ...]
+    way: Way
+    boot_s: float
+    warmup_s: float
+    peers: tuple[WorkerId, ...] | None = None
+
+
+class Start:
+    """One start, with the instants of its stages (None where it has not come to that)."""
+
+    __slots__ = ("load", "load_s", "loaded_s", "on_up", "ordered_s", "peer", "transfer", "up_s", "worker_id")
+
+    def __init__(
+        self, worker_id: WorkerId, load: WeightLoad | None, ordered_s: float, on_up: Callable[[], None]
+    ) -> None:
+        self.worker_id = worker_id
+        self.load = load  # None: its time is by a formula
+        self.on_up = on_up
+        self.ordered_s = ordered_s
+        self.load_s: float | None = None
+        self.loaded_s: float | None = None
+        self.up_s: float | None = None
+        self.peer: WorkerId | None = None  # who sends the weights, or sent them
+        self.transfer: Transfer | None = None
+
+
+class Starts:
+    """All starts of a run; `log` has them in order. `is_up`: whether a worker can send its weights now."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        network: Network | None,
+        loads: Mapping[WorkerId, WeightLoad],
+        *,
+        is_up: Callable[[WorkerId], bool],
+    ) -> None:
+        self._clock = clock
+        self._network = network
+        self._loads = loads
+        self._is_up = is_up
+        self._under_way: dict[WorkerId, Start] = {}
+        self._timers = 0
+        self.log: list[Start] = []
+
+    def __contains__(self, worker_id: WorkerId) -> bool:
+        return worker_id in self._under_way
+
+    @property
+    def events(self) -> int:
+        """How many events on the clock are there for starts alone."""
+        return self._timers + (self._network.events_of(WEIGHTS) if self._network is not None else 0)
+
+    def begin(self, worker_id: WorkerId, formula_s: float, on_up: Callable[[], None]) -> None:
+        """A worker begins to come up now; `on_up` is called when it is there. Without links of the run for its weights
+        it takes `formula_s`."""
+        load = self._loads.get(worker_id)
+        start = self._under_way[worker_id] = Start(worker_id, load, self._clock.now, on_up)
+        self.log.append(start)
+        if load is None:
+            self._after(formula_s, start, self._on_up)
+        else:
+            self._after(load.boot_s, start, self._on_booted)
+
+    def break_off(self, worker_id: WorkerId) -> None:
+        """The worker dies on its way up."""
+        start = self._under_way.pop(worker_id)
+        if start.transfer is not None:
+            start.transfer.cancel()
+
+    def on_gone(self, worker_id: WorkerId) -> None:
+        """A worker is not there any more: whoever was being sent its weights is sent all of them by another one."""
+        for start in list(self._under_way.values()):
+            if start.transfer is not None and start.peer == worker_id:
+                start.transfer.cancel()
+                self._on_booted(start)
+
+    def _on_booted(self, start: Start) -> None:
+        network, load = self._network, start.load
+        assert network is not None
+        assert load is not None
+        if start.load_s is None:
+            start.load_s = self._clock.now
+        start.peer = self._peer_of(start, load)
+        lanes: tuple[tuple[str, ...], ...] = load.way.into
+        if start.peer is not None:
+            sender = self._loads[start.peer].way
+            lanes = tuple(sender.to(rank, load.way, rank) for rank in range(len(lanes)))
+        parts = [Part(path, size) for path, size in zip(lanes, load.rank_bytes, strict=True)]
+        start.transfer = network.start_all(parts, on_done=lambda: self._on_loaded(start, load), cargo=WEIGHTS)
+
+    def _peer_of(self, start: Start, load: WeightLoad) -> WorkerId | None:
+        """Who sends least now, of those who are up; None: a store does, or somebody outside the run."""
+        sending = [other.peer for other in self._under_way.values() if other.transfer is not None]
+        fits = [peer for peer in load.peers or () if peer != start.worker_id and self._is_up(peer)]
+        return min(fits, key=lambda peer: (sending.count(peer), peer), default=None)
+
+    def _on_loaded(self, start: Start, load: WeightLoad) -> None:
+        start.transfer = None
+        start.loaded_s = self._clock.now
+        self._after(load.warmup_s, start, self._on_up)
+
+    def _on_up(self, start: Start) -> None:
+        del self._under_way[start.worker_id]
+        start.up_s = self._clock.now
+        start.on_up()
+
+    def _after(self, seconds: float, start: Start, what: Callable[[Start], None]) -> None:
+        """Go on so much later, if nobody has broken the start off by then."""
+        self._timers += 1
+
+        def go_on(_: object) -> None:
+            self._timers -= 1
+            if self._under_way.get(start.worker_id) is start:
+                what(start)
+
+        self._clock.at(instant(self._clock.now + seconds), int(Order.FAULT)).callbacks.append(go_on)
