@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from measure import Cost, alternate, median, measure, peak, show
+from measure import Cost, alternate, measure, median, peak, show
 from replay_azure import azure, command
 
 REPOSITORY = Path(__file__).resolve().parents[1]
