@@ -17,6 +17,7 @@ from twin.engine.settings import EngineSettings, HostTierSettings, Speculation
 from twin.engine.sglang import SglangSettings
 from twin.engine.trtllm import TrtllmSettings
 from twin.mocker.world import WorkerSpec
+from twin.perf.adapters import Adapters
 from twin.perf.build import build_latency
 from twin.perf.coldstart import Startup, startup
 from twin.perf.energy import Power, power
@@ -65,6 +66,7 @@ def _build(group: WorkerGroup, first: int, seed: int, *, peer: bool, leap: bool)
             role=Role(group.role),
             gpus=group.gpus,
             startup_s=startup_s,
+            loras=group.loras,
         )
         for i in range(group.count)
     )
@@ -171,6 +173,7 @@ def _settings(group: WorkerGroup, seed: int, *, peer: bool, leap: bool) -> Engin
             max_num_seqs=engine.max_num_seqs,
             gpu_memory_utilization=engine.gpu_memory_utilization,
             hardware=Path(str(hardware)) if hardware else None,
+            adapters=Adapters(count=len(group.loras or ()), rank=group.lora_rank),
         )
         blocks = tokens // engine.block_size // group.dp
     sizes: dict[str, Any] = {

@@ -35,8 +35,12 @@ class Limits(NamedTuple):
     plugins: str = ""  # an entry-point group whose names are choices as well
 
 
+NAMES = "tuple[str, ...]"
+"""The kind of a key that is a list of names."""
+
+
 class Entry(NamedTuple):
-    """One key of a table; `kind` is int, float, bool, str or Path."""
+    """One key of a table; `kind` is int, float, bool, str, Path or NAMES."""
 
     name: str
     limits: Limits
@@ -254,6 +258,10 @@ class WorkerGroup:
     startup_s: float | None = _key(
         None, "how long a worker that is added later takes to start", low=0, absent="by [workers.startup]"
     )
+    loras: tuple[str, ...] | None = _key(
+        None, "adapters that its workers serve; [] for none", absent="any that is asked for, at no cost in memory"
+    )
+    lora_rank: int = _key(16, "largest rank of these adapters; each takes memory from the pool", low=1, high=1024)
     usd_per_hour: float | None = _key(None, "price of one GPU for an hour", low=0, absent="no cost is reported")
     engine: EngineConfig = field(default=EngineConfig())
     latency: LatencyConfig = field(default=LatencyConfig())
@@ -319,6 +327,13 @@ class DisaggregationConfig:
     )
     prefill_busy_tokens: int | None = _key(
         None, "a prefill worker with more open prompt tokens is busy", low=0, high=LARGEST, absent="never busy"
+    )
+    decode_busy_share: float | None = _key(
+        None,
+        "a decode worker with more of its blocks promised to prompts keeps none",
+        low=0,
+        high=1,
+        absent="never busy",
     )
     transfer: str = _key(
         "full", "send the whole prompt's KV, or only the blocks missing at the destination", choices=("full", "missing")

@@ -100,6 +100,11 @@ def _group(group: WorkerGroup) -> Iterator[tuple[str, str]]:
                     f"{shown}.{name}",
                     f"kv_blocks sets the pool, and the {group.latency.model} latency model knows no hardware",
                 )
+    for name in _changed(group, ("lora_rank",)):
+        if not group.loras:
+            yield f"{shown}.{name}", "loras lists no adapters"
+        elif group.engine.kv_blocks is not None:
+            yield f"{shown}.{name}", "kv_blocks says how large the pool is"
     for name, why in _scheduler(group):
         yield f"{shown}.engine.{name}", why
     for name, owner in foreign_keys(group.latency).items():
@@ -201,6 +206,13 @@ def _disaggregation(config: Config) -> Iterator[tuple[str, str]]:
         return
     if table.prefill_busy_tokens is not None and "load" not in table.conditional:
         yield "disaggregation.prefill_busy_tokens", f"conditional = {table.conditional} does not look at the load"
+    if table.decode_busy_share is not None and table.conditional == "off":
+        yield "disaggregation.decode_busy_share", "conditional = off keeps no prompt on a decode worker anyway"
+    decoded = {name for group in config.workers if group.role == "decode" for name in group.loras or ()}
+    for group in config.workers:
+        lost = [name for name in group.loras or () if group.role == "prefill" and name not in decoded]
+        if lost:
+            yield f"workers.{group.name}.loras", f"no decode worker serves {', '.join(lost)}"
     if table.conditional == "prefill-load" and table.prefill_busy_tokens is None:
         yield "disaggregation.conditional", "without prefill_busy_tokens no prefill worker is ever busy"
     if table.conditional == "isl" and config.router.mode in MODES and config.router.mode != "kv":

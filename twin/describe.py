@@ -24,6 +24,8 @@ NOT_MODELLED = (
     "sampling: every request makes exactly the output length of its trace row",
 )
 
+ADAPTERS_NOT_MODELLED = ("what adapters add to a step, limits on adapters in a batch, loading adapters on demand",)
+
 NO_KEYS_WARNING = (
     "router kv: the trace has no prefix content (no hash ids), so kv routing could only balance load; "
     "its overlap terms were 0 throughout"
@@ -66,7 +68,7 @@ def describe_run(
         gpus=sum(worker.gpus for worker in workers),
         hash_known=hash_known,
         seed=config.seed,
-        not_modelled=NOT_MODELLED,
+        not_modelled=(*NOT_MODELLED, *(ADAPTERS_NOT_MODELLED if any(g.config.loras for g in groups) else ())),
         no_effect=(*config.no_effect, *no_effect),
         warnings=_warnings(config, trace, policy, hash_known=hash_known),
         config=to_plain(config),
@@ -103,6 +105,8 @@ def cluster_line(group: Group) -> str:
         engine += f", {config.engine.schedule_policy}"
     if settings.speculation is not None:
         engine += f", drafts accepted {'/'.join(f'{rate:g}' for rate in settings.speculation.accept_rates)}"
+    if config.loras is not None:
+        engine += f", {len(config.loras)} adapters" if len(config.loras) != 1 else ", 1 adapter"
     layout = f"TP {config.tp}"
     for name, degree in (("PP", config.pp), ("DP", config.dp), ("EP", config.ep)):
         if degree > 1:
@@ -178,9 +182,19 @@ def _warnings(config: Config, trace: Trace, policy: Policy, *, hash_known: bool)
         warnings.append(f"rows of the trace left out: {left_out}")
     if config.router.mode == "kv" and not hash_known:
         warnings.append(NO_KEYS_WARNING)
+    models = sorted({group.model for group in config.workers})
+    if len(models) > 1:
+        warnings.append(
+            f"groups serve different models ({', '.join(models)}), and no trace names a model: "
+            "every request may go to every group"
+        )
     counters = getattr(policy, "counters", None)
-    if config.router.mode == "kv" and hash_known and counters is not None:
-        warnings.extend(_kv_health(counters()))
+    counts: Mapping[str, int] = counters() if counters is not None else {}
+    refused = sum(count for name, count in counts.items() if name.endswith("rejected_unknown_lora"))
+    if refused:
+        warnings.append(f"requests whose adapter no worker served then: {refused:,}, rejected (unknown_lora)")
+    if config.router.mode == "kv" and hash_known and counts:
+        warnings.extend(_kv_health(counts))
     return tuple(warnings)
 
 

@@ -142,5 +142,6 @@ def build_legs(config: Config, settings: RouterSettings, plugins: dict[str, Make
             order="decode_first" if is_destination_first(config) else "prefill_first",
             conditional=table.conditional.replace("-", "_"),  # type: ignore[arg-type]
             busy_tokens=table.prefill_busy_tokens,
+            decode_busy_share=table.decode_busy_share,
         ),
     )

@@ -338,6 +338,8 @@ def _report(
         no_effect.append(
             "priorities of the trace have no effect: every queue of this version is first come, first served"
         )
+    if not world.adapted and any(group.config.loras for group in groups):
+        warnings.append("workers.loras: no row of the trace asks for an adapter; they only take memory")
     if world.cut_short:
         warnings.append(
             f"answers cut short where the context was full (engine.max_model_len): {world.cut_short:,}; "

@@ -55,7 +55,7 @@ _STEP_END = int(Order.STEP_END)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
     """One worker to simulate: who it is and what engine it runs. `ready_s` is when it registers; `startup_s` is
-    how long it takes to come back."""
+    how long it takes to come back, `loras` the adapters that it serves (None: any)."""
 
     worker_id: WorkerId
     name: str
@@ -65,6 +65,7 @@ class WorkerSpec:
     gpus: int = 1
     ready_s: float = 0.0
     startup_s: float = 0.0
+    loras: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +164,11 @@ class MockWorld:
     def prioritised(self) -> bool:
         """Whether any row that arrived had a priority other than 0."""
         return self._demand.prioritised
+
+    @property
+    def adapted(self) -> bool:
+        """Whether any row that arrived asked for an adapter."""
+        return self._demand.adapted
 
     @property
     def gone_s(self) -> dict[WorkerId, float]:
@@ -421,6 +427,7 @@ class MockWorld:
             max_num_seqs=spec.settings.max_num_seqs * spec.settings.ranks,
             gpus=spec.gpus,
             epoch=epoch,
+            loras=spec.loras,
         )
         self.workers[spec.worker_id] = MockWorker(self.clock, engine, up, self._on_step, self._watch)
         self.post(up)
