@@ -173,7 +173,7 @@ def _settings(group: WorkerGroup, seed: int, *, peer: bool, leap: bool) -> Engin
             max_num_seqs=engine.max_num_seqs,
             gpu_memory_utilization=engine.gpu_memory_utilization,
             hardware=Path(str(hardware)) if hardware else None,
-            adapters=Adapters(count=len(group.loras or ()), rank=group.lora_rank),
+            adapters=Adapters(count=_adapters(group), rank=group.lora_rank),
         )
         blocks = tokens // engine.block_size // group.dp
     sizes: dict[str, Any] = {
@@ -192,6 +192,8 @@ def _settings(group: WorkerGroup, seed: int, *, peer: bool, leap: bool) -> Engin
     }
     if engine.host_blocks is not None:
         sizes["host"] = _host_tier(group)
+    if engine.max_loras is not None and not peer:
+        sizes["max_loras"] = _max_loras(group)
     if engine.kind == "sglang":
         return SglangSettings(
             **(sizes | {"max_num_batched_tokens": engine.chunked_prefill_size}),  # what a step can take in
@@ -215,6 +217,23 @@ def _settings(group: WorkerGroup, seed: int, *, peer: bool, leap: bool) -> Engin
         preemption=engine.preemption,
         fifo_skip=peer,
     )
+
+
+def _adapters(group: WorkerGroup) -> int:
+    """How many adapters have a place in GPU memory."""
+    limit = group.engine.max_loras
+    return limit if limit is not None and group.loras != () else len(group.loras or ())
+
+
+def _max_loras(group: WorkerGroup) -> int:
+    engine = group.engine
+    assert engine.max_loras is not None
+    if engine.kind != "vllm" or engine.nextn or engine.host_blocks is not None:
+        raise CapabilityError(
+            f"workers.{group.name}.engine.max_loras: a limit on adapters is there for vllm engines without a host tier "
+            "and without speculation in this version"
+        )
+    return engine.max_loras
 
 
 def _host_tier(group: WorkerGroup) -> HostTierSettings:

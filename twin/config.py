@@ -147,6 +147,13 @@ class EngineConfig:
         None, "batch sizes with a captured graph: 1,2,4,8-256/8; decodes pay for the next", absent="no padding"
     )
     eager_factor: float = _key(2.0, "decode step above the largest captured size, against a captured one", low=1)
+    max_loras: int | None = _key(
+        None,
+        "vllm: adapters in a batch at most; requests with others wait, those behind them may pass",
+        low=1,
+        high=LARGEST,
+        absent="all that loras lists",
+    )
     host_blocks: int | None = _key(
         None, "blocks of a host-memory tier below the pool", low=1, high=LARGEST, absent="no host tier"
     )
@@ -261,7 +268,9 @@ class WorkerGroup:
     loras: tuple[str, ...] | None = _key(
         None, "adapters that its workers serve; [] for none", absent="any that is asked for, at no cost in memory"
     )
-    lora_rank: int = _key(16, "largest rank of these adapters; each takes memory from the pool", low=1, high=1024)
+    lora_rank: int = _key(
+        16, "largest rank of adapters; as many as can be in a batch take memory from the pool", low=1, high=1024
+    )
     usd_per_hour: float | None = _key(None, "price of one GPU for an hour", low=0, absent="no cost is reported")
     engine: EngineConfig = field(default=EngineConfig())
     latency: LatencyConfig = field(default=LatencyConfig())

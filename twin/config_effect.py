@@ -51,6 +51,8 @@ def without_effect(config: Config) -> Iterator[tuple[str, str]]:
         else:
             yield from _startup_parts(group)
         yield from _group(group)
+        if group.engine.max_loras is not None and config.compat != "none":
+            yield f"workers.{group.name}.engine.max_loras", f"compat {config.compat} knows no adapters"
     yield from _links(config)
     yield from _router(config.router)
     yield from _observe(config)
@@ -101,10 +103,13 @@ def _group(group: WorkerGroup) -> Iterator[tuple[str, str]]:
                     f"kv_blocks sets the pool, and the {group.latency.model} latency model knows no hardware",
                 )
     for name in _changed(group, ("lora_rank",)):
-        if not group.loras:
+        if not group.loras and group.engine.max_loras is None:
             yield f"{shown}.{name}", "loras lists no adapters"
         elif group.engine.kv_blocks is not None:
             yield f"{shown}.{name}", "kv_blocks says how large the pool is"
+    limit, loras = group.engine.max_loras, group.loras
+    if loras is not None and limit is not None and (not loras or (limit >= len(loras) and group.engine.kv_blocks)):
+        yield f"{shown}.engine.max_loras", f"loras lists {len(loras)} adapters"
     for name, why in _scheduler(group):
         yield f"{shown}.engine.{name}", why
     for name, owner in foreign_keys(group.latency).items():
@@ -144,6 +149,8 @@ def _scheduler(group: WorkerGroup) -> Iterator[tuple[str, str]]:
         idle["nextn"] = "the SGLang engine of this version has no draft tokens"
     if engine.kind != "vllm" or group.dp > 1 or engine.nextn:
         idle["host_blocks"] = "a host tier is there for vllm with one rank and without draft tokens"
+    if engine.kind != "vllm" or engine.nextn or engine.host_blocks is not None:
+        idle["max_loras"] = "a limit on adapters is there for vllm without draft tokens and without a host tier"
     if engine.cuda_graph_sizes is None:
         idle["eager_factor"] = "without cuda_graph_sizes no step is eager"
     yield from ((name, why) for name, why in idle.items() if name in changed)

@@ -24,7 +24,7 @@ NOT_MODELLED = (
     "sampling: every request makes exactly the output length of its trace row",
 )
 
-ADAPTERS_NOT_MODELLED = ("what adapters add to a step, limits on adapters in a batch, loading adapters on demand",)
+ADAPTERS_NOT_MODELLED = ("what adapters add to a step, the time to load one",)
 
 NO_KEYS_WARNING = (
     "router kv: the trace has no prefix content (no hash ids), so kv routing could only balance load; "
@@ -68,12 +68,16 @@ def describe_run(
         gpus=sum(worker.gpus for worker in workers),
         hash_known=hash_known,
         seed=config.seed,
-        not_modelled=(*NOT_MODELLED, *(ADAPTERS_NOT_MODELLED if any(g.config.loras for g in groups) else ())),
+        not_modelled=(*NOT_MODELLED, *(ADAPTERS_NOT_MODELLED if any(_has_adapters(g) for g in groups) else ())),
         no_effect=(*config.no_effect, *no_effect),
         warnings=_warnings(config, trace, policy, hash_known=hash_known),
         config=to_plain(config),
         origins=dict(config.origins),
     )
+
+
+def _has_adapters(group: Group) -> bool:
+    return bool(group.config.loras) or group.settings.max_loras is not None
 
 
 def _group_meta(group: Group) -> GroupMeta:
@@ -107,6 +111,8 @@ def cluster_line(group: Group) -> str:
         engine += f", drafts accepted {'/'.join(f'{rate:g}' for rate in settings.speculation.accept_rates)}"
     if config.loras is not None:
         engine += f", {len(config.loras)} adapters" if len(config.loras) != 1 else ", 1 adapter"
+    if settings.max_loras is not None:
+        engine += f", {settings.max_loras} in a batch"
     layout = f"TP {config.tp}"
     for name, degree in (("PP", config.pp), ("DP", config.dp), ("EP", config.ep)):
         if degree > 1:

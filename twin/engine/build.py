@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from twin.engine.adapters import AdapterEngine
 from twin.engine.offload import OffloadEngine
 from twin.engine.protocol import Engine
 from twin.engine.ranks import RankedEngine
@@ -57,4 +58,6 @@ def _kind(settings: EngineSettings) -> Callable[..., VllmEngine]:
         return TrtllmEngine if settings.speculation is None else SpeculativeTrtllmEngine
     if settings.host is not None and settings.ranks == 1 and settings.speculation is None:
         return OffloadEngine
+    if settings.max_loras is not None and settings.speculation is None:
+        return AdapterEngine
     return VllmEngine if settings.speculation is None else SpeculativeEngine

@@ -6,7 +6,8 @@ import pytest
 from builders import Scene, router_settings, worker
 
 from policies.cluster.actions import Dispatch
-from policies.cluster.ids import Leg, Role
+from policies.cluster.events import RequestMigrated
+from policies.cluster.ids import Leg, RequestId, Role, WorkerId
 from policies.router.base import Router
 from policies.router.build import build
 from policies.router.disaggregation import Disaggregated, DisaggregationSettings, leg_settings, stays_local
@@ -91,3 +92,21 @@ def test_blocks_of_a_lost_decode_worker_are_promised_no_more() -> None:
     scene.up(1, role=Role.DECODE, total_blocks=100, epoch=1)
     scene.stored(1, KEYS[:10])
     assert went(scene, "r2", 2000, KEYS[:32]) == LOCAL
+
+
+def test_a_migrated_prompt_stays_where_it_is_cached_whoever_is_excluded() -> None:
+    """Worker 1 failed it; of 2 and 3 the latter has most of the prompt."""
+    scene = deployment(conditional="isl", share=None, decode=3)
+    scene.stored(3, KEYS[:20])
+    again = RequestMigrated(
+        at_s=scene.next_s,
+        request_id=RequestId("r"),
+        isl=2000,
+        blocks=scene.path(KEYS[:31]),
+        attempt=1,
+        excluded=(WorkerId(1),),
+    )
+    policy = scene.policy
+    (action,) = policy.decide(again, scene.view)
+    assert isinstance(action, Dispatch)
+    assert (action.worker_id, action.leg, action.rule) == (3, Leg.AGG, "local")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from policies.errors import ConfigError
+from policies.errors import CapabilityError, ConfigError
 from twin.cluster import build_groups
 from twin.config import Config
 from twin.config_read import load
@@ -92,6 +92,12 @@ def test_adapters_take_memory_from_the_pool_and_an_empty_list_takes_none() -> No
         (["workers.lora_rank=8"], "loras lists no adapters"),
         (["workers.loras=", "workers.lora_rank=8"], "loras lists no adapters"),
         (["workers.loras=a", "workers.lora_rank=8", "workers.engine.kv_blocks=100"], "kv_blocks says"),
+        (["workers.loras=", "workers.engine.max_loras=2"], "loras lists 0 adapters"),
+        (["workers.loras=a,b", "workers.engine.kv_blocks=100", "workers.engine.max_loras=2"], "loras lists 2 adapters"),
+        (["workers.engine=trtllm", "workers.engine.max_loras=2"], "there for vllm"),
+        (["workers.engine=sglang", "workers.engine.max_loras=2"], "there for vllm"),
+        (["workers.engine.nextn=1", "workers.engine.max_loras=2"], "without draft tokens"),
+        (["compat=dynamo-1.6.1", "workers.engine.max_loras=2"], "knows no adapters"),
         (["disaggregation.decode_busy_share=0.5"], "no group of workers has the role prefill"),
     ],
 )
@@ -99,6 +105,25 @@ def test_a_rank_or_share_without_a_part_to_play_is_refused(sets: list[str], word
     with pytest.raises(ConfigError, match="has no effect") as refusal:
         load(sets=sets)
     assert words in str(refusal.value)
+
+
+def test_adapters_in_a_batch_are_those_in_memory() -> None:
+    pools = {
+        sets: build_groups(load(sets=sets))[0].settings
+        for sets in [("workers.loras=a,b,c",), ("workers.loras=a,b,c", "workers.engine.max_loras=1")]
+    }
+    three, one = pools.values()
+    plain = build_groups(load())[0].settings
+    assert (three.max_loras, one.max_loras, plain.max_loras) == (None, 1, None)
+    assert plain.blocks - three.blocks == pytest.approx(3 * (plain.blocks - one.blocks), abs=3)
+    any_of_two = build_groups(load(sets=["workers.engine.max_loras=2"]))[0].settings
+    assert three.blocks < any_of_two.blocks < one.blocks
+
+
+def test_a_limit_where_there_is_none_is_refused_even_if_options_may_be_idle() -> None:
+    config = load(sets=["allow_no_effect=true", "workers.engine=trtllm", "workers.engine.max_loras=2"])
+    with pytest.raises(CapabilityError, match=r"workers\.pool\.engine\.max_loras"):
+        build_groups(config)
 
 
 def test_prefill_workers_with_an_adapter_that_nobody_decodes_are_named(tmp_path: Path) -> None:
