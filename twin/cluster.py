@@ -14,15 +14,12 @@ from policies.errors import CapabilityError
 from twin.config import DISK_GB_PER_S, OBJECT_STORE_GB_PER_S, WARMUP_S, Config, WorkerGroup
 from twin.config_lists import accept_rates, graph_sizes
 from twin.engine.settings import EngineSettings, HostTierSettings, Speculation
-from twin.engine.sglang import SglangSettings
-from twin.engine.trtllm import TrtllmSettings
 from twin.mocker.world import WorkerSpec
 from twin.perf.adapters import Adapters
 from twin.perf.build import build_latency
 from twin.perf.coldstart import Startup, startup
 from twin.perf.energy import Power, power
 from twin.perf.hardware import Gpu, find_gpu
-from twin.perf.kv_layout import kv_cache, plan_layout
 from twin.perf.layers import PaddedLatency, PipelinedLatency, RankLatency, VerifyLatency
 from twin.perf.layout import Layout
 from twin.perf.memory import Placement, kv_pool_tokens
@@ -195,6 +192,8 @@ def _settings(group: WorkerGroup, seed: int, *, peer: bool, leap: bool) -> Engin
     if engine.max_loras is not None and not peer:
         sizes["max_loras"] = _max_loras(group)
     if engine.kind == "sglang":
+        from twin.engine.sglang import SglangSettings
+
         return SglangSettings(
             **(sizes | {"max_num_batched_tokens": engine.chunked_prefill_size}),  # what a step can take in
             exclusive_prefill=False,
@@ -208,6 +207,8 @@ def _settings(group: WorkerGroup, seed: int, *, peer: bool, leap: bool) -> Engin
             free_recompute=peer,
         )
     if engine.kind == "trtllm":
+        from twin.engine.trtllm import TrtllmSettings
+
         return TrtllmSettings(
             **sizes, exclusive_prefill=False, preemption="lifo", capacity_policy=engine.capacity_policy
         )
@@ -246,6 +247,8 @@ def _host_tier(group: WorkerGroup) -> HostTierSettings:
         )
     block_bytes = engine.host_block_bytes
     if block_bytes is None:
+        from twin.perf.kv_layout import kv_cache, plan_layout
+
         cache = kv_cache(find_model(group.model), group.kv)
         block_bytes = plan_layout(cache, group.tp, group.tp).wire_bytes(engine.block_size)
     return HostTierSettings(

@@ -413,3 +413,11 @@ class Config:
     def is_disaggregated(self) -> bool:
         """Whether prompts are computed by workers of their own."""
         return any(group.role == "prefill" for group in self.workers)
+
+    @property
+    def is_destination_first(self) -> bool:
+        """Whether room is taken on the decode worker before the prompt is computed."""
+        order = self.disaggregation.order
+        if order is not None:
+            return order == "decode-first"
+        return {group.engine.kind for group in self.workers} == {"sglang"}

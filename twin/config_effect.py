@@ -224,10 +224,7 @@ def _disaggregation(config: Config) -> Iterator[tuple[str, str]]:
         yield "disaggregation.conditional", "without prefill_busy_tokens no prefill worker is ever busy"
     if table.conditional == "isl" and config.router.mode in MODES and config.router.mode != "kv":
         yield "disaggregation.conditional", f"mode {config.router.mode} does not know what decode workers have cached"
-    first = table.order == "decode-first" or (
-        table.order is None and {g.engine.kind for g in config.workers} == {"sglang"}
-    )
-    if table.overlap and not first:
+    if table.overlap and not config.is_destination_first:
         yield "disaggregation.overlap", "prefill-first knows the destination only when the prompt is computed"
     if table.conditional != "off" and table.order == "decode-first":
         yield "disaggregation.conditional", "decode-first places every request on a decode worker before it is computed"

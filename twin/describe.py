@@ -14,7 +14,6 @@ from traces.load import Trace
 from twin.cluster import PEER, Group, power_of, startup_of
 from twin.config import Config
 from twin.config_text import to_plain
-from twin.legs import is_destination_first
 
 NOT_MODELLED = (
     "network, tokeniser and HTTP time before and after the engine",
@@ -129,7 +128,7 @@ def cluster_line(group: Group) -> str:
 def handoff_line(config: Config) -> str:
     """How KV is handed over, for a person."""
     table = config.disaggregation
-    order = "destination first" if is_destination_first(config) else "source first"
+    order = "destination first" if config.is_destination_first else "source first"
     links = "the workers' NICs, shared"
     if table.bandwidth_gb_per_s is not None:
         links = f"private links of {table.bandwidth_gb_per_s:g} GB/s"

@@ -38,12 +38,12 @@ from twin.config import Config, TraceConfig
 from twin.config_text import to_plain, to_toml
 from twin.describe import describe_run
 from twin.errors import Stopped
-from twin.legs import build_legs, handoff_plan, priced_for_legs
 from twin.mocker.demand import Demand
 from twin.mocker.world import MockWorld, Observation
 
 if TYPE_CHECKING:
     from twin.drill import Drill
+    from twin.mocker.handoff import HandoffPlan
 
 CONFIG_TOML = "config.toml"
 JOURNAL = "journal.jsonl"
@@ -118,7 +118,11 @@ def _replay(
         raise ConfigError("router.mode = direct: no trace names a worker for each request; choose another mode")
     sla = parse_sla(config.sla) if config.sla is not None else None
     trace = open_trace(config.trace.path, read_options(config.trace))
-    groups = priced_for_legs(config, build_groups(config, leap=leap))
+    groups = build_groups(config, leap=leap)
+    if config.is_disaggregated:
+        from twin.legs import priced_for_legs
+
+        groups = priced_for_legs(config, groups)
     policy = build_policy(config, groups[0].settings.block_size, explain=explain)
     drill = _drill(config)
     folder = out if out is not None else Path("runs") / (name or run_name(config))
@@ -241,6 +245,8 @@ def build_policy(config: Config, block_size: int, *, explain: bool = False) -> P
     values = {name: getattr(router, name) for name in names}
     settings = RouterSettings(seed=config.seed, block_size=block_size, explain=explain, **values)
     if config.is_disaggregated:
+        from twin.legs import build_legs
+
         return build_legs(config, settings, _plugins(router.mode))
     return build_router(settings, _plugins(router.mode))
 
@@ -306,12 +312,20 @@ def _world(
             kv_event_lag_s=config.observe.kv_event_lag_s,
         ),
         loses_events=drill is not None and drill.loses_events,
-        handoff=handoff_plan(config, groups),
+        handoff=_handoff(config, groups),
         progress=None if progress is None else lambda ended: progress(ended, total),
     )
     if drill is not None:
         drill.start(world)
     return world
+
+
+def _handoff(config: Config, groups: tuple[Group, ...]) -> HandoffPlan | None:
+    if not config.is_disaggregated:
+        return None
+    from twin.legs import handoff_plan
+
+    return handoff_plan(config, groups)
 
 
 def _drill(config: Config) -> Drill | None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from heapq import heappop, heappush
+from typing import TYPE_CHECKING
 
 from simpy.events import Event as SimEvent
 
@@ -41,12 +42,14 @@ from twin.engine.ticks import instant
 from twin.mocker.churn import Churn
 from twin.mocker.clock import Clock, Order
 from twin.mocker.demand import Demand, Row
-from twin.mocker.handoff import Handoff, HandoffPlan, Handoffs
-from twin.mocker.links import Network
 from twin.mocker.requests import OpenRequest
 from twin.mocker.sinks import Cells, Sinks
 from twin.mocker.worker import MockWorker
 from twin.perf.protocol import LatencyModel
+
+if TYPE_CHECKING:
+    from twin.mocker.handoff import HandoffPlan, Handoffs
+    from twin.mocker.links import Network
 
 _ARRIVAL, _LATE, _TIMER, _READY = int(Order.ARRIVAL), int(Order.LATE), int(Order.TIMER), int(Order.WORKER_READY)
 _STEP_END = int(Order.STEP_END)
@@ -137,6 +140,8 @@ class MockWorld:
         self.cut_short = 0  # answers that ended where the context was full, before the trace's output length
         self.handoffs: Handoffs | None = None
         if handoff is not None:
+            from twin.mocker.handoff import Handoffs
+
             self.handoffs = Handoffs(
                 self.clock,
                 handoff.rules,
@@ -365,6 +370,8 @@ class MockWorld:
         if self.handoffs is None:
             raise CapabilityError(f"a {leg.value} leg was dispatched in a run without hand-off between workers")
         if request.handoff is None:
+            from twin.mocker.handoff import Handoff
+
             request.handoff = Handoff(request)
         if leg is Leg.PREFILL:
             request.prefill_worker_id = worker.worker_id
