@@ -237,9 +237,10 @@ class Cluster(ClusterView):
             self._prefill_over(request)
         elif kind is PrefillDone:
             self._prefill_over(request)
-        elif isinstance(event, RequestInterrupted):
-            self._interrupt(request, event)
-        elif isinstance(event, RequestMigrated):
+        elif kind is RequestInterrupted:
+            self._interrupt(request, event)  # type: ignore[arg-type]
+        elif kind is RequestMigrated:
+            assert isinstance(event, RequestMigrated)
             _set_attempt(request, event.attempt)
             _set_arrived(request, event)
 

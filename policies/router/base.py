@@ -135,7 +135,7 @@ class Router:
     ) -> tuple[WorkerView, ...]:
         """The live workers that this leg of the request may go to, by id."""
         live = view.live_for(event.lora, self._role)
-        if isinstance(event, RequestMigrated) and event.excluded:
+        if type(event) is RequestMigrated and event.excluded:
             busy = busy | frozenset(event.excluded)
         return tuple(worker for worker in live if worker.worker_id not in busy) if busy else live
 
