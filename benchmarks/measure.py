@@ -13,10 +13,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 
 TWIN = [sys.executable, "-m", "twin.cli"]
 
@@ -30,11 +32,11 @@ class Cost:
     output: str
 
 
-def measure(command: list[str]) -> Cost:
-    """Run a command and account for it alone; its failure ends the benchmark."""
+def measure(command: list[str], folder: Path | None = None) -> Cost:
+    """Run a command (in `folder`) and account for it alone; its failure ends the benchmark."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}  # as installed
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        process = subprocess.Popen(command, stdout=out, stderr=err, env=env)
+        process = subprocess.Popen(command, stdout=out, stderr=err, env=env, cwd=folder)
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         out.seek(0)
@@ -44,13 +46,18 @@ def measure(command: list[str]) -> Cost:
         return Cost(usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, out.read().decode())
 
 
-def alternate(commands: dict[str, list[str]], runs: int) -> dict[str, list[Cost]]:
-    """Run the commands in turn, `runs` times each, so that a machine that slows down slows all of them."""
+def alternate(
+    commands: dict[str, list[str]], runs: int, folders: Mapping[str, Path] = MappingProxyType({})
+) -> dict[str, list[Cost]]:
+    """Run the commands in turn, `runs` times each, so that a machine that slows down slows all of them.
+
+    `folders`: where a command runs, if not here.
+    """
     costs: dict[str, list[Cost]] = {name: [] for name in commands}
     for i in range(runs):
         names = list(commands) if i % 2 == 0 else list(reversed(commands))
         for name in names:
-            costs[name].append(measure(commands[name]))
+            costs[name].append(measure(commands[name], folders.get(name)))
     return costs
 
 

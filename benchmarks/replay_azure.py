@@ -15,16 +15,25 @@ from pathlib import Path
 from measure import TWIN, alternate, median, peak, plain, shared, show
 
 
+def azure() -> Path:
+    """The recorded trace."""
+    return shared() / "traces" / "azure.parquet"
+
+
+def command(trace: Path, rows: int, folder: Path) -> list[str]:
+    """The replay that is measured; its run goes into `folder`."""
+    return [*TWIN, "replay", str(trace), "--limit", str(rows), "--no-html", "--out", str(folder / "run")]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=10_000)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--trace", type=Path)
     args = parser.parse_args()
-    trace = args.trace or shared() / "traces" / "azure.parquet"
+    trace = args.trace or azure()
     with tempfile.TemporaryDirectory() as folder:
-        command = [*TWIN, "replay", str(trace), "--limit", str(args.rows), "--no-html", "--out", f"{folder}/run"]
-        costs = alternate({"replay": command}, args.runs)["replay"]
+        costs = alternate({"replay": command(trace, args.rows, Path(folder))}, args.runs)["replay"]
     cpu_s = median(costs)
     show(
         "replay_azure",

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from twin.commands.tree import BUILT_IN, root
-from twin.config import LARGEST, Entry, keys_of
+from twin.config import LARGEST, NAMES, Entry, keys_of
 from twin.config_read import FLAGS, TABLES
 from twin.config_values import toml_value
 from twin.errors import Exit
@@ -148,6 +148,7 @@ def _may_be(entry: Entry) -> str:
         plugged = ", or the name of a plug-in" if limits.plugins else ""
         return ", ".join(f"`{choice}`" for choice in limits.choices) + plugged
     words = {"int": "whole number", "float": "number", "bool": "`true`, `false`", "str": "text", "Path": "path"}
+    words[NAMES] = "list of names"
     if limits.low is not None and limits.low == limits.high:
         return f"{limits.low} (more in a later version)"
     parts = [words[entry.kind]]

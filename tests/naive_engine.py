@@ -34,6 +34,7 @@ class Job:
     first_reuse: int = 0
     readmissions: int = 0
     failed: bool = False
+    lora: str | None = None
 
     def tokens(self) -> list[tuple]:
         return self.prompt + [("made", self.row, i) for i in range(self.outputs)]
@@ -55,10 +56,12 @@ class NaiveEngine:
         chunked: bool = True,
         exclusive: bool = False,
         preemption: str = "lifo",
+        max_loras: int | None = None,
     ) -> None:
         self.latency = latency
         self.bs, self.capacity, self.slots, self.budget = block_size, blocks, max_num_seqs, budget
         self.caching, self.chunked, self.exclusive, self.preemption = caching, chunked, exclusive, preemption
+        self.max_loras = max_loras
         self.waiting: list[Job] = []
         self.running: list[Job] = []
         self.found: dict[tuple, list[Copy]] = {}
@@ -214,14 +217,24 @@ class NaiveEngine:
     def refuses(self, job: Job) -> bool:
         return -(-len(job.prompt) // self.bs) > self.capacity or (not self.chunked and len(job.prompt) > self.budget)
 
+    def next_up(self) -> Job | None:
+        """The first who waits and whose adapter is not one too many."""
+        loras = {job.lora for job in self.running + self.doomed if job.lora}
+        for job in self.waiting:
+            if self.max_loras is None or not job.lora or len(loras | {job.lora}) <= self.max_loras:
+                return job
+        return None
+
     def admit(self, now_s: float, parts: dict[Job, tuple[int, int]], budget: int) -> tuple[bool, int]:
-        job = self.waiting[0]
+        job = self.next_up()
+        if job is None:
+            return False, 0
         hits = self.hits(job)
         if not self.fits(job, sum(1 for c in hits if c.refs)):
             return False, 0
         if not self.chunked and len(job) - len(hits) * self.bs > budget:
             return False, 0
-        self.waiting.pop(0)
+        self.waiting.remove(job)
         for copy in hits:
             if not copy.refs:
                 self.idle_copies.remove(copy)

@@ -14,15 +14,13 @@ from policies.errors import CapabilityError
 from twin.config import DISK_GB_PER_S, OBJECT_STORE_GB_PER_S, WARMUP_S, Config, WorkerGroup
 from twin.config_lists import accept_rates, graph_sizes
 from twin.engine.settings import EngineSettings, HostTierSettings, Speculation
-from twin.engine.sglang import SglangSettings
-from twin.engine.trtllm import TrtllmSettings
 from twin.link_use import path_of
 from twin.mocker.world import WorkerSpec
+from twin.perf.adapters import Adapters
 from twin.perf.build import build_latency
 from twin.perf.coldstart import LinkedStart, Startup, rank_bytes, startup
 from twin.perf.energy import Power, power
 from twin.perf.hardware import Gpu, find_gpu
-from twin.perf.kv_layout import kv_cache, plan_layout
 from twin.perf.layers import PaddedLatency, PipelinedLatency, RankLatency, VerifyLatency
 from twin.perf.layout import Layout
 from twin.perf.links import WEIGHTS
@@ -67,6 +65,7 @@ def _build(group: WorkerGroup, first: int, seed: int, *, peer: bool, leap: bool)
             role=Role(group.role),
             gpus=group.gpus,
             startup_s=startup_s,
+            loras=group.loras,
         )
         for i in range(group.count)
     )
@@ -189,6 +188,7 @@ def _settings(group: WorkerGroup, seed: int, *, peer: bool, leap: bool) -> Engin
             max_num_seqs=engine.max_num_seqs,
             gpu_memory_utilization=engine.gpu_memory_utilization,
             hardware=Path(str(hardware)) if hardware else None,
+            adapters=Adapters(count=_adapters(group), rank=group.lora_rank),
         )
         blocks = tokens // engine.block_size // group.dp
     sizes: dict[str, Any] = {
@@ -207,7 +207,11 @@ def _settings(group: WorkerGroup, seed: int, *, peer: bool, leap: bool) -> Engin
     }
     if engine.host_blocks is not None:
         sizes["host"] = _host_tier(group)
+    if engine.max_loras is not None and not peer:
+        sizes["max_loras"] = _max_loras(group)
     if engine.kind == "sglang":
+        from twin.engine.sglang import SglangSettings
+
         return SglangSettings(
             **(sizes | {"max_num_batched_tokens": engine.chunked_prefill_size}),  # what a step can take in
             exclusive_prefill=False,
@@ -221,6 +225,8 @@ def _settings(group: WorkerGroup, seed: int, *, peer: bool, leap: bool) -> Engin
             free_recompute=peer,
         )
     if engine.kind == "trtllm":
+        from twin.engine.trtllm import TrtllmSettings
+
         return TrtllmSettings(
             **sizes, exclusive_prefill=False, preemption="lifo", capacity_policy=engine.capacity_policy
         )
@@ -230,6 +236,23 @@ def _settings(group: WorkerGroup, seed: int, *, peer: bool, leap: bool) -> Engin
         preemption=engine.preemption,
         fifo_skip=peer,
     )
+
+
+def _adapters(group: WorkerGroup) -> int:
+    """How many adapters have a place in GPU memory."""
+    limit = group.engine.max_loras
+    return limit if limit is not None and group.loras != () else len(group.loras or ())
+
+
+def _max_loras(group: WorkerGroup) -> int:
+    engine = group.engine
+    assert engine.max_loras is not None
+    if engine.kind != "vllm" or engine.nextn or engine.host_blocks is not None:
+        raise CapabilityError(
+            f"workers.{group.name}.engine.max_loras: a limit on adapters is there for vllm engines without a host tier "
+            "and without speculation in this version"
+        )
+    return engine.max_loras
 
 
 def _host_tier(group: WorkerGroup) -> HostTierSettings:
@@ -242,6 +265,8 @@ def _host_tier(group: WorkerGroup) -> HostTierSettings:
         )
     block_bytes = engine.host_block_bytes
     if block_bytes is None:
+        from twin.perf.kv_layout import kv_cache, plan_layout
+
         cache = kv_cache(find_model(group.model), group.kv)
         block_bytes = plan_layout(cache, group.tp, group.tp).wire_bytes(engine.block_size)
     return HostTierSettings(

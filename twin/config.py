@@ -35,8 +35,12 @@ class Limits(NamedTuple):
     plugins: str = ""  # an entry-point group whose names are choices as well
 
 
+NAMES = "tuple[str, ...]"
+"""The kind of a key that is a list of names."""
+
+
 class Entry(NamedTuple):
-    """One key of a table; `kind` is int, float, bool, str or Path."""
+    """One key of a table; `kind` is int, float, bool, str, Path or NAMES."""
 
     name: str
     limits: Limits
@@ -143,6 +147,13 @@ class EngineConfig:
         None, "batch sizes with a captured graph: 1,2,4,8-256/8; decodes pay for the next", absent="no padding"
     )
     eager_factor: float = _key(2.0, "decode step above the largest captured size, against a captured one", low=1)
+    max_loras: int | None = _key(
+        None,
+        "vllm: adapters in a batch at most; requests with others wait, those behind them may pass",
+        low=1,
+        high=LARGEST,
+        absent="all that loras lists",
+    )
     host_blocks: int | None = _key(
         None, "blocks of a host-memory tier below the pool", low=1, high=LARGEST, absent="no host tier"
     )
@@ -280,6 +291,12 @@ class WorkerGroup:
     startup_s: float | None = _key(
         None, "how long a worker that is added later takes to start", low=0, absent="by [workers.startup]"
     )
+    loras: tuple[str, ...] | None = _key(
+        None, "adapters that its workers serve; [] for none", absent="any that is asked for, at no cost in memory"
+    )
+    lora_rank: int = _key(
+        16, "largest rank of adapters; as many as can be in a batch take memory from the pool", low=1, high=1024
+    )
     usd_per_hour: float | None = _key(None, "price of one GPU for an hour", low=0, absent="no cost is reported")
     engine: EngineConfig = field(default=EngineConfig())
     latency: LatencyConfig = field(default=LatencyConfig())
@@ -345,6 +362,13 @@ class DisaggregationConfig:
     )
     prefill_busy_tokens: int | None = _key(
         None, "a prefill worker with more open prompt tokens is busy", low=0, high=LARGEST, absent="never busy"
+    )
+    decode_busy_share: float | None = _key(
+        None,
+        "a decode worker with more of its blocks promised to prompts keeps none",
+        low=0,
+        high=1,
+        absent="never busy",
     )
     transfer: str = _key(
         "full", "send the whole prompt's KV, or only the blocks missing at the destination", choices=("full", "missing")
@@ -415,3 +439,11 @@ class Config:
     def is_disaggregated(self) -> bool:
         """Whether prompts are computed by workers of their own."""
         return any(group.role == "prefill" for group in self.workers)
+
+    @property
+    def is_destination_first(self) -> bool:
+        """Whether room is taken on the decode worker before the prompt is computed."""
+        order = self.disaggregation.order
+        if order is not None:
+            return order == "decode-first"
+        return {group.engine.kind for group in self.workers} == {"sglang"}

@@ -53,6 +53,8 @@ def without_effect(config: Config) -> Iterator[tuple[str, str]]:
         else:
             yield from _startup_parts(group)
         yield from _group(config, group)
+        if group.engine.max_loras is not None and config.compat != "none":
+            yield f"workers.{group.name}.engine.max_loras", f"compat {config.compat} knows no adapters"
     yield from _links(config)
     yield from _router(config.router)
     yield from _observe(config)
@@ -106,6 +108,14 @@ def _group(config: Config, group: WorkerGroup) -> Iterator[tuple[str, str]]:
                         f"{shown}.{name}",
                         f"kv_blocks sets the pool, and the {group.latency.model} latency model knows no hardware",
                     )
+    for name in _changed(group, ("lora_rank",)):
+        if not group.loras and group.engine.max_loras is None:
+            yield f"{shown}.{name}", "loras lists no adapters"
+        elif group.engine.kv_blocks is not None:
+            yield f"{shown}.{name}", "kv_blocks says how large the pool is"
+    limit, loras = group.engine.max_loras, group.loras
+    if loras is not None and limit is not None and (not loras or (limit >= len(loras) and group.engine.kv_blocks)):
+        yield f"{shown}.engine.max_loras", f"loras lists {len(loras)} adapters"
     for name, why in _scheduler(group):
         yield f"{shown}.engine.{name}", why
     for name, owner in foreign_keys(group.latency).items():
@@ -162,6 +172,8 @@ def _scheduler(group: WorkerGroup) -> Iterator[tuple[str, str]]:
         idle["nextn"] = "the SGLang engine of this version has no draft tokens"
     if engine.kind != "vllm" or group.dp > 1 or engine.nextn:
         idle["host_blocks"] = "a host tier is there for vllm with one rank and without draft tokens"
+    if engine.kind != "vllm" or engine.nextn or engine.host_blocks is not None:
+        idle["max_loras"] = "a limit on adapters is there for vllm without draft tokens and without a host tier"
     if engine.cuda_graph_sizes is None:
         idle["eager_factor"] = "without cuda_graph_sizes no step is eager"
     yield from ((name, why) for name, why in idle.items() if name in changed)
@@ -218,14 +230,18 @@ def _disaggregation(config: Config) -> Iterator[tuple[str, str]]:
         return
     if table.prefill_busy_tokens is not None and "load" not in table.conditional:
         yield "disaggregation.prefill_busy_tokens", f"conditional = {table.conditional} does not look at the load"
+    if table.decode_busy_share is not None and table.conditional == "off":
+        yield "disaggregation.decode_busy_share", "conditional = off keeps no prompt on a decode worker anyway"
+    decoded = {name for group in config.workers if group.role == "decode" for name in group.loras or ()}
+    for group in config.workers:
+        lost = [name for name in group.loras or () if group.role == "prefill" and name not in decoded]
+        if lost:
+            yield f"workers.{group.name}.loras", f"no decode worker serves {', '.join(lost)}"
     if table.conditional == "prefill-load" and table.prefill_busy_tokens is None:
         yield "disaggregation.conditional", "without prefill_busy_tokens no prefill worker is ever busy"
     if table.conditional == "isl" and config.router.mode in MODES and config.router.mode != "kv":
         yield "disaggregation.conditional", f"mode {config.router.mode} does not know what decode workers have cached"
-    first = table.order == "decode-first" or (
-        table.order is None and {g.engine.kind for g in config.workers} == {"sglang"}
-    )
-    if table.overlap and not first:
+    if table.overlap and not config.is_destination_first:
         yield "disaggregation.overlap", "prefill-first knows the destination only when the prompt is computed"
     if table.conditional != "off" and table.order == "decode-first":
         yield "disaggregation.conditional", "decode-first places every request on a decode worker before it is computed"

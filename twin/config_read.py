@@ -264,6 +264,7 @@ def _check_together(config: Config) -> None:
             )
     _check_links(config)
     _check_blocks(config)
+    _check_loras(config)
     if trace.arrivals == "closed" and trace.concurrency is None:
         raise ConfigError(f"{origins['trace.arrivals']}: trace.arrivals = closed needs --concurrency N")
     if trace.rate_rps is not None and trace.speedup != 1 and trace.arrivals != "closed":
@@ -326,6 +327,18 @@ def _check_blocks(config: Config) -> None:
                 f"{config.origins[key]}: {key} = {group.engine.block_size}, and the router would hash prompts by the "
                 f"{first.engine.block_size} of {first.name}: kv routing would see no overlap; give all groups one "
                 "block_size, or take another router.mode"
+            )
+
+
+def _check_loras(config: Config) -> None:
+    """Either every group says which adapters it serves, or none does."""
+    listed = [group.name for group in config.workers if group.loras is not None]
+    for group in config.workers:
+        if listed and group.loras is None:
+            key = f"workers.{listed[0]}.loras"
+            raise ConfigError(
+                f"{config.origins[key]}: {key} is given, and workers.{group.name}.loras is not: list the adapters of "
+                f"every group, with loras = [] where there are none"
             )
 
 

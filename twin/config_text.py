@@ -76,7 +76,8 @@ def to_plain(config: Config) -> dict[str, Any]:
         at = plain
         for table in tables:
             at = at.setdefault(table, {})
-        at[line.name] = os.path.basename(line.value) if line.is_path else line.value
+        value = list(line.value) if isinstance(line.value, tuple) else line.value
+        at[line.name] = os.path.basename(line.value) if line.is_path else value
     return plain
 
 

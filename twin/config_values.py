@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from policies.errors import CapabilityError, ConfigError
-from twin.config import Limits
+from twin.config import NAMES, Limits
 
 Key = tuple[str | int, ...]
 
@@ -25,7 +25,14 @@ class Given(NamedTuple):
     text: bool = False
 
 
-WORDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text", "Path": "a path"}
+WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "text",
+    "Path": "a path",
+    NAMES: 'a list of different names, as in ["a", "b"]',
+}
 
 
 def checked(given: Given, shown: str, kind: str, default: object, limits: Limits) -> Any:
@@ -67,8 +74,17 @@ def _typed(given: Given, kind: str) -> Any:
         return None if isinstance(value, str) and not given.text else number_of(value)
     if kind == "Path":
         return Path(value) if isinstance(value, str | Path) and str(value) else None
+    if kind == NAMES:
+        return _names(value.split(",") if given.text and value else value or [])
     text = _only(value, str)
     return _unquoted(text) if given.text and text is not None else text
+
+
+def _names(value: Any) -> tuple[str, ...] | None:
+    if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
+        return None
+    names = tuple(name.strip() for name in value)
+    return names if all(names) and len({*names}) == len(names) else None
 
 
 def _only(value: Any, kind: type) -> Any:
@@ -139,6 +155,8 @@ def parameter(given: Given, shown: str) -> float | str | bool:
 
 def toml_value(value: object) -> str:
     """A value as TOML writes it."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(toml_value, value))}]"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):

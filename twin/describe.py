@@ -14,7 +14,6 @@ from traces.load import Trace
 from twin.cluster import PEER, Group, power_of, startup_of
 from twin.config import Config, WorkerGroup
 from twin.config_text import to_plain
-from twin.legs import is_destination_first
 from twin.mocker.starts import Start
 
 NOT_MODELLED = (
@@ -24,6 +23,8 @@ NOT_MODELLED = (
     "the making of draft tokens, and CUDA-graph padding unless cuda_graph_sizes is given",
     "sampling: every request makes exactly the output length of its trace row",
 )
+
+ADAPTERS_NOT_MODELLED = ("what adapters add to a step, the time to load one",)
 
 NO_KEYS_WARNING = (
     "router kv: the trace has no prefix content (no hash ids), so kv routing could only balance load; "
@@ -67,12 +68,16 @@ def describe_run(
         gpus=sum(worker.gpus for worker in workers),
         hash_known=hash_known,
         seed=config.seed,
-        not_modelled=NOT_MODELLED,
+        not_modelled=(*NOT_MODELLED, *(ADAPTERS_NOT_MODELLED if any(_has_adapters(g) for g in groups) else ())),
         no_effect=(*config.no_effect, *no_effect),
         warnings=_warnings(config, trace, policy, hash_known=hash_known),
         config=to_plain(config),
         origins=dict(config.origins),
     )
+
+
+def _has_adapters(group: Group) -> bool:
+    return bool(group.config.loras) or group.settings.max_loras is not None
 
 
 def _group_meta(group: Group) -> GroupMeta:
@@ -104,6 +109,10 @@ def cluster_line(group: Group) -> str:
         engine += f", {config.engine.schedule_policy}"
     if settings.speculation is not None:
         engine += f", drafts accepted {'/'.join(f'{rate:g}' for rate in settings.speculation.accept_rates)}"
+    if config.loras is not None:
+        engine += f", {len(config.loras)} adapters" if len(config.loras) != 1 else ", 1 adapter"
+    if settings.max_loras is not None:
+        engine += f", {settings.max_loras} in a batch"
     layout = f"TP {config.tp}"
     for name, degree in (("PP", config.pp), ("DP", config.dp), ("EP", config.ep)):
         if degree > 1:
@@ -146,7 +155,7 @@ def _timed_by(start: Start, group: WorkerGroup) -> str:
 def handoff_line(config: Config) -> str:
     """How KV is handed over, for a person."""
     table = config.disaggregation
-    order = "destination first" if is_destination_first(config) else "source first"
+    order = "destination first" if config.is_destination_first else "source first"
     paths = dict.fromkeys(group.links.kv for group in config.workers)
     links = "the workers' NICs, shared" if list(paths) == ["nic"] else f"shared links {', '.join(paths)}"
     if table.bandwidth_gb_per_s is not None:
@@ -206,9 +215,19 @@ def _warnings(config: Config, trace: Trace, policy: Policy, *, hash_known: bool)
         warnings.append(f"rows of the trace left out: {left_out}")
     if config.router.mode == "kv" and not hash_known:
         warnings.append(NO_KEYS_WARNING)
+    models = sorted({group.model for group in config.workers})
+    if len(models) > 1:
+        warnings.append(
+            f"groups serve different models ({', '.join(models)}), and no trace names a model: "
+            "every request may go to every group"
+        )
     counters = getattr(policy, "counters", None)
-    if config.router.mode == "kv" and hash_known and counters is not None:
-        warnings.extend(_kv_health(counters()))
+    counts: Mapping[str, int] = counters() if counters is not None else {}
+    refused = sum(count for name, count in counts.items() if name.endswith("rejected_unknown_lora"))
+    if refused:
+        warnings.append(f"requests whose adapter no worker served then: {refused:,}, rejected (unknown_lora)")
+    if config.router.mode == "kv" and hash_known and counts:
+        warnings.extend(_kv_health(counts))
     return tuple(warnings)
 
 

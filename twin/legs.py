@@ -47,15 +47,6 @@ def _decode_only(group: Group) -> Group:
     return replace(group, latency=latency, workers=tuple(replace(spec, latency=latency) for spec in group.workers))
 
 
-def is_destination_first(config: Config) -> bool:
-    """Whether room is taken on the decode worker before the prompt is computed."""
-    order = config.disaggregation.order
-    if order is not None:
-        return order == "decode-first"
-    kinds = {group.engine.kind for group in config.workers}
-    return kinds == {"sglang"}
-
-
 def handoff_plan(
     config: Config, groups: Sequence[Group], links: tuple[Topology, Network] | None = None
 ) -> HandoffPlan | None:
@@ -155,8 +146,9 @@ def build_legs(config: Config, settings: RouterSettings, plugins: dict[str, Make
         prefill,
         decode,
         DisaggregationSettings(
-            order="decode_first" if is_destination_first(config) else "prefill_first",
+            order="decode_first" if config.is_destination_first else "prefill_first",
             conditional=table.conditional.replace("-", "_"),  # type: ignore[arg-type]
             busy_tokens=table.prefill_busy_tokens,
+            decode_busy_share=table.decode_busy_share,
         ),
     )

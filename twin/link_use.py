@@ -48,6 +48,11 @@ def used_paths(config: Config, group: WorkerGroup) -> dict[str, tuple[str, ...]]
     return {use: path for use, path in paths.items() if path}
 
 
+def uses_links(config: Config) -> bool:
+    """Whether anything moves over links that transfers share."""
+    return any(used_paths(config, group) for group in config.workers)
+
+
 def check_path(config: Config, group: WorkerGroup, use: str, where: str) -> None:
     """A path crosses each of its links once, and weights come from where `weights_from` says. `where` names the key."""
     path = path_of(group, use)

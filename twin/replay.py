@@ -38,15 +38,16 @@ from twin.config import Config, TraceConfig
 from twin.config_text import to_plain, to_toml
 from twin.describe import describe_run, starts_meta
 from twin.errors import Stopped
-from twin.legs import build_legs, handoff_plan, priced_for_legs
+from twin.link_use import uses_links
 from twin.mocker.clock import Clock
 from twin.mocker.demand import Demand
-from twin.mocker.links import Network
 from twin.mocker.world import MockWorld, Observation
-from twin.topology import Topology, build_topology, wired
 
 if TYPE_CHECKING:
     from twin.drill import Drill
+    from twin.mocker.handoff import HandoffPlan
+    from twin.mocker.links import Network
+    from twin.topology import Topology
 
 CONFIG_TOML = "config.toml"
 JOURNAL = "journal.jsonl"
@@ -121,9 +122,17 @@ def _replay(
         raise ConfigError("router.mode = direct: no trace names a worker for each request; choose another mode")
     sla = parse_sla(config.sla) if config.sla is not None else None
     trace = open_trace(config.trace.path, read_options(config.trace))
-    groups = priced_for_legs(config, build_groups(config, leap=leap))
-    topology = build_topology(config, groups)
-    groups = tuple(wired(group, topology) for group in groups)
+    groups = build_groups(config, leap=leap)
+    if config.is_disaggregated:
+        from twin.legs import priced_for_legs
+
+        groups = priced_for_legs(config, groups)
+    topology = None
+    if uses_links(config):
+        from twin.topology import build_topology, wired
+
+        topology = build_topology(config, groups)
+        groups = tuple(wired(group, topology) for group in groups)
     policy = build_policy(config, groups[0].settings.block_size, explain=explain)
     drill = _drill(config)
     folder = out if out is not None else Path("runs") / (name or run_name(config))
@@ -247,6 +256,8 @@ def build_policy(config: Config, block_size: int, *, explain: bool = False) -> P
     values = {name: getattr(router, name) for name in names}
     settings = RouterSettings(seed=config.seed, block_size=block_size, explain=explain, **values)
     if config.is_disaggregated:
+        from twin.legs import build_legs
+
         return build_legs(config, settings, _plugins(router.mode))
     return build_router(settings, _plugins(router.mode))
 
@@ -300,8 +311,12 @@ def _world(
     drill: Drill | None,
 ) -> MockWorld:
     total = config.trace.limit or trace.info.rows
-    network = Network(Clock(), topology.links) if topology is not None else None
-    links = (topology, network) if topology is not None and network is not None else None
+    links = network = None
+    if topology is not None:
+        from twin.mocker.links import Network
+
+        network = Network(Clock(), topology.links)
+        links = topology, network
     world = MockWorld(
         controller=controller,
         workers=[spec for group in groups for spec in group.workers],
@@ -315,13 +330,21 @@ def _world(
             kv_event_lag_s=config.observe.kv_event_lag_s,
         ),
         loses_events=drill is not None and drill.loses_events,
-        handoff=handoff_plan(config, groups, links),
+        handoff=_handoff(config, groups, links),
         network=network,
         progress=None if progress is None else lambda ended: progress(ended, total),
     )
     if drill is not None:
         drill.start(world)
     return world
+
+
+def _handoff(config: Config, groups: tuple[Group, ...], links: tuple[Topology, Network] | None) -> HandoffPlan | None:
+    if not config.is_disaggregated:
+        return None
+    from twin.legs import handoff_plan
+
+    return handoff_plan(config, groups, links)
 
 
 def _drill(config: Config) -> Drill | None:
@@ -348,6 +371,8 @@ def _report(
         no_effect.append(
             "priorities of the trace have no effect: every queue of this version is first come, first served"
         )
+    if not world.adapted and any(group.config.loras for group in groups):
+        warnings.append("workers.loras: no row of the trace asks for an adapter; they only take memory")
     if world.cut_short:
         warnings.append(
             f"answers cut short where the context was full (engine.max_model_len): {world.cut_short:,}; "

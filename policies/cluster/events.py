@@ -162,7 +162,8 @@ class WorkerUp(WorkerEvent):
     """A worker is ready for work.
 
     `total_blocks` of `block_size` tokens each; `max_batched_tokens` is the token budget of one step. `epoch` rises when
-    the same id registers again.
+    the same id registers again. `loras` are the adapters that it serves beside the plain model (None: whichever is
+    asked for).
     """
 
     name: str
@@ -173,6 +174,11 @@ class WorkerUp(WorkerEvent):
     max_num_seqs: int
     gpus: int = 1
     epoch: int = 0
+    loras: tuple[str, ...] | None = None
+
+    def serves(self, lora: str | None) -> bool:
+        """Whether it can run requests of an adapter; everybody runs those of none (None or "")."""
+        return not lora or self.loras is None or lora in self.loras
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

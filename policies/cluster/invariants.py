@@ -96,8 +96,13 @@ BLOCKS = Rule(
     "the pool's own counts, each >= 0, added up",
 )
 DRAINED = Rule("I10", "A complete run leaves no request open.", "the set of open requests when the run is over")
+ADAPTER = Rule(
+    "I11",
+    "A request goes only to workers that serve its adapter.",
+    "lora of every RequestArrived against loras of the WorkerUp of each worker that it is dispatched to",
+)
 
-RULES = (CLOCK, CAUSE, LIFE, CONSERVED, LIVE, IN_FLIGHT, ANSWERED, SOURCE, BLOCKS, DRAINED)
+RULES = (CLOCK, CAUSE, LIFE, CONSERVED, LIVE, IN_FLIGHT, ANSWERED, SOURCE, BLOCKS, DRAINED, ADAPTER)
 
 _STORY_PAIRS = 64
 """How many of the last (event, actions) pairs a story is told from."""
@@ -140,6 +145,8 @@ class Invariants:
         self._split: set[RequestId] = set()  # sent leg by leg
         self._on: dict[WorkerId, set[RequestId]] = {}  # the same by worker; a key per worker that is not lost
         self._epochs: dict[WorkerId, int] = {}
+        self._loras: dict[RequestId, str] = {}  # open requests that need an adapter
+        self._serves: dict[WorkerId, frozenset[str]] = {}  # workers that do not serve every adapter
         self._draining: set[WorkerId] = set()
         self._rejects: set[RequestId] = set()
         self._cancels: set[RequestId] = set()
@@ -206,6 +213,8 @@ class Invariants:
                 raise broken(LIFE, f"{event!r}, which is open already", self._story(request_id))
             self._open.add(request_id)
             self._arrived += 1
+            if event.lora:
+                self._loras[request_id] = event.lora
             return
         if request_id not in self._open:
             raise broken(LIFE, f"{event!r}, which is not open", self._story(request_id))
@@ -282,6 +291,7 @@ class Invariants:
         self._fails.discard(request_id)
         self._attempts.pop(request_id, None)
         self._open.discard(request_id)
+        self._loras.pop(request_id, None)
         self._ended += 1
         self._rejects.discard(request_id)
         self._cancels.discard(request_id)
@@ -299,6 +309,8 @@ class Invariants:
                     self._drop(worker_id)
                 self._on[worker_id] = set()
                 self._epochs[worker_id] = event.epoch
+                if event.loras is not None:
+                    self._serves[worker_id] = frozenset(event.loras)
             case WorkerDraining():
                 self._draining.add(worker_id)
             case WorkerLost():
@@ -309,6 +321,7 @@ class Invariants:
         self._draining.discard(worker_id)
         self._drains.discard(worker_id)
         self._epochs.pop(worker_id, None)
+        self._serves.pop(worker_id, None)
         for request_id in self._on.pop(worker_id, ()):
             for legs in (self._sent, self._prefills):
                 if legs.get(request_id) == worker_id:
@@ -369,6 +382,10 @@ class Invariants:
             raise broken(LIVE, f"{action!r}, and the worker is {state}", self._story(worker_id))
         if request_id not in self._open or request_id in self._rejects:
             raise broken(LIFE, f"{action!r}, which is not open or already refused", self._story(request_id))
+        lora, serves = self._loras.get(request_id), self._serves.get(worker_id)
+        if lora is not None and serves is not None and lora not in serves:
+            found = f"{action!r}, which needs adapter {lora!r}, and the worker serves {sorted(serves)}"
+            raise broken(ADAPTER, found, self._story(request_id))
         legs = self._prefills if action.leg is Leg.PREFILL else self._sent
         if request_id in legs:
             raise broken(ANSWERED, f"{action!r}, and an earlier Dispatch is open", self._story(request_id))

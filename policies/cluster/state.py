@@ -124,13 +124,15 @@ _set_prefill_holder = _setter(RequestView, "_prefill_holder")
 class ClusterView:
     """What a policy may see: workers that are up or draining, and open requests."""
 
-    __slots__ = ("_live", "_live_by_role", "_requests", "_workers", "requests", "workers")
+    __slots__ = ("_live", "_live_by_role", "_picky", "_requests", "_serving", "_workers", "requests", "workers")
 
     def __init__(self) -> None:
         self._workers: dict[WorkerId, WorkerView] = {}
         self._requests: dict[RequestId, RequestView] = {}
         self._live: tuple[WorkerView, ...] | None = ()
         self._live_by_role: dict[Role, tuple[WorkerView, ...]] = {}
+        self._serving: dict[tuple[Role | None, str], tuple[WorkerView, ...]] = {}
+        self._picky = False  # whether some live worker does not serve every adapter
         self.workers: Mapping[WorkerId, WorkerView] = MappingProxyType(self._workers)
         self.requests: Mapping[RequestId, RequestView] = MappingProxyType(self._requests)
 
@@ -142,6 +144,8 @@ class ClusterView:
             live = tuple(w for _, w in sorted(self._workers.items()) if not w.draining)
             self._live = live
             self._live_by_role.clear()
+            self._serving.clear()
+            self._picky = any(w.up.loras is not None for w in live)
         return live
 
     def live_of(self, role: Role) -> tuple[WorkerView, ...]:
@@ -150,6 +154,19 @@ class ClusterView:
         found = self._live_by_role.get(role)
         if found is None:
             found = self._live_by_role[role] = tuple(w for w in live if w.up.role is role)
+        return found
+
+    def live_for(self, lora: str | None, role: Role | None = None) -> tuple[WorkerView, ...]:
+        """Workers (of one role) that take new work and serve an adapter (None or "": no adapter), sorted by id; the
+        same tuple until the workers change."""
+        live = self.live if role is None else self.live_of(role)
+        if not lora or not self._picky:
+            return live
+        found = self._serving.get((role, lora))
+        if found is None:
+            found = tuple(w for w in live if w.up.serves(lora))
+            if found:  # what nobody serves may be any text, and is not kept
+                self._serving[role, lora] = found
         return found
 
 
@@ -189,6 +206,9 @@ class Cluster(ClusterView):
             if worker is None or worker.draining:
                 state = "draining" if worker is not None else "not there"
                 raise InvariantError(f"{action!r}: worker {action.worker_id} is {state}")
+            lora = request.arrived.lora
+            if lora and not worker.up.serves(lora):
+                raise InvariantError(f"{action!r}: worker {action.worker_id} does not serve adapter {lora!r}")
             self._advance(request, action)
             if action.leg is Leg.PREFILL:
                 _set_prefill_worker(request, action.worker_id)
@@ -217,9 +237,10 @@ class Cluster(ClusterView):
             self._prefill_over(request)
         elif kind is PrefillDone:
             self._prefill_over(request)
-        elif isinstance(event, RequestInterrupted):
-            self._interrupt(request, event)
-        elif isinstance(event, RequestMigrated):
+        elif kind is RequestInterrupted:
+            self._interrupt(request, event)  # type: ignore[arg-type]
+        elif kind is RequestMigrated:
+            assert isinstance(event, RequestMigrated)
             _set_attempt(request, event.attempt)
             _set_arrived(request, event)
 

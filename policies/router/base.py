@@ -6,7 +6,7 @@ itself (`_explain`). It must never choose a worker that is not in the list that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import ClassVar, NamedTuple
 
 from policies.cluster.actions import Action, Candidate, Dispatch, Reject
@@ -15,6 +15,12 @@ from policies.cluster.ids import Leg, RequestId, Role, WorkerId
 from policies.cluster.state import ClusterView, WorkerView
 from policies.router.select import why_not
 from policies.router.settings import RouterSettings
+
+_NAMED = 5
+"""Adapters that a refusal names."""
+
+
+NOBODY: frozenset[WorkerId] = frozenset()
 
 
 class Choice(NamedTuple):
@@ -64,14 +70,16 @@ class Router:
         self._role = role
         self._leg = leg
 
-    def route(self, event: RequestArrived, view: ClusterView) -> Dispatch | Reject:
-        """Where one request (or this router's leg of it) goes now."""
-        return self._route(event, view)
+    def route(self, event: RequestArrived, view: ClusterView, busy: Set[WorkerId] = NOBODY) -> Dispatch | Reject:
+        """Where one request (or this router's leg of it) goes now: to none of the `busy`."""
+        return self._route(event, view, busy)
 
-    def best_overlap(self, event: RequestArrived, view: ClusterView) -> tuple[WorkerId | None, int]:
+    def best_overlap(
+        self, event: RequestArrived, view: ClusterView, busy: Set[WorkerId] = NOBODY
+    ) -> tuple[WorkerId | None, int]:
         """The eligible worker that has most leading blocks of the prompt (of several the lowest id), and how many."""
         best, most = None, 0
-        for worker in self._eligible(event, view):
+        for worker in self._eligible(event, view, busy):
             blocks = self._overlap_blocks(event, worker.up.worker_id)
             if blocks > most:
                 best, most = worker.up.worker_id, blocks
@@ -102,13 +110,14 @@ class Router:
 
     # ------------------------------------------------------------ one decision
 
-    def _route(self, event: RequestArrived, view: ClusterView) -> Dispatch | Reject:
-        live = self._eligible(event, view)
-        choice = self._pinned(event, view) if event.worker_hint is not None else self._free(event, live)
+    def _route(self, event: RequestArrived, view: ClusterView, busy: Set[WorkerId] = NOBODY) -> Dispatch | Reject:
+        live = self._eligible(event, view, busy)
+        pinned = event.worker_hint is not None
+        choice = self._pinned(event, live, view) if pinned else self._free(event, live, view)
         if isinstance(choice, Refusal):
             return self._refuse(event.request_id, choice)
         worker_id = live[choice.at].up.worker_id
-        candidates = self._candidates(event, view) if self._explains else ()
+        candidates = self._candidates(event, live, view) if self._explains else ()
         self._decisions += 1
         self._sent(event, worker_id, choice.overlap_blocks)
         return Dispatch(
@@ -121,19 +130,32 @@ class Router:
             candidates=candidates,
         )
 
-    def _eligible(self, event: RequestArrived, view: ClusterView) -> tuple[WorkerView, ...]:
+    def _eligible(
+        self, event: RequestArrived, view: ClusterView, busy: Set[WorkerId] = NOBODY
+    ) -> tuple[WorkerView, ...]:
         """The live workers that this leg of the request may go to, by id."""
-        live = view.live if self._role is None else view.live_of(self._role)
-        if isinstance(event, RequestMigrated) and event.excluded:
-            return tuple(worker for worker in live if worker.worker_id not in event.excluded)
-        return live
+        live = view.live_for(event.lora, self._role)
+        if type(event) is RequestMigrated and event.excluded:
+            busy = busy | frozenset(event.excluded)
+        return tuple(worker for worker in live if worker.worker_id not in busy) if busy else live
 
-    def _free(self, event: RequestArrived, live: tuple[WorkerView, ...]) -> Choice | Refusal:
-        if not live:
-            return Refusal("no_endpoints", "no worker takes new work")
-        return self._choose(event, live)
+    def _free(self, event: RequestArrived, live: tuple[WorkerView, ...], view: ClusterView) -> Choice | Refusal:
+        return self._choose(event, live) if live else self._nobody(event, view)
 
-    def _pinned(self, event: RequestArrived, view: ClusterView) -> Choice | Refusal:
+    def _nobody(self, event: RequestArrived, view: ClusterView) -> Refusal:
+        """Why there is no worker to choose from."""
+        if event.lora and not any(self._fits(w) and w.up.serves(event.lora) for w in view.workers.values()):
+            served = {name for w in view.workers.values() if self._fits(w) for name in w.up.loras or ()}
+            names = f"{', '.join(sorted(served)[:_NAMED])}{', ...' if len(served) > _NAMED else ''}" or "none"
+            role = f"{self._role.value} " if self._role is not None else ""
+            return Refusal("unknown_lora", f"no {role}worker serves adapter {event.lora!r}; there are {names}")
+        return Refusal("no_endpoints", "no worker takes new work")
+
+    def _fits(self, worker: WorkerView) -> bool:
+        """Whether a worker does the work that this router gives out."""
+        return self._role is None or worker.up.role is self._role
+
+    def _pinned(self, event: RequestArrived, live: tuple[WorkerView, ...], view: ClusterView) -> Choice | Refusal:
         """The worker that the client asked for: no scoring, but every filter holds."""
         asked = event.worker_hint
         assert asked is not None
@@ -142,10 +164,10 @@ class Router:
             if asked in self._lost:
                 return Refusal("pinned_dead", f"worker {asked} was asked for and is lost")
             return Refusal("unknown_pin", f"worker {asked} was asked for and is not known")
-        fence = why_not(worker)
-        if fence is not None:
-            return Refusal("pinned_dead", f"worker {asked} was asked for and is {fence}")
-        live = view.live if self._role is None else view.live_of(self._role)
+        why = why_not(worker, event)
+        if why is not None:
+            code = "pinned_dead" if worker.draining else "pinned_not_allowed"
+            return Refusal(code, f"worker {asked} was asked for and is {why}")
         if worker not in live:
             return Refusal("pinned_not_allowed", f"worker {asked} was asked for and does no {self._leg.value} work")
         return Choice(live.index(worker), "pin", "asked for", self._overlap_blocks(event, asked))
@@ -154,12 +176,14 @@ class Router:
         self._refusals[refusal.code] = self._refusals.get(refusal.code, 0) + 1
         return Reject(request_id=request_id, code=refusal.code, reason=refusal.reason)
 
-    def _candidates(self, event: RequestArrived, view: ClusterView) -> tuple[Candidate, ...]:
-        """All workers by id: the live ones with the mode's terms, the others with why they could not be chosen."""
-        told = self._explain(event, self._eligible(event, view))
+    def _candidates(
+        self, event: RequestArrived, live: tuple[WorkerView, ...], view: ClusterView
+    ) -> tuple[Candidate, ...]:
+        """All workers by id: the eligible ones with the mode's terms, the others with why they could not be chosen."""
+        told = self._explain(event, live)
         fenced = [
             Candidate(worker_id=worker_id, in_flight=worker.in_flight, why_not=fence)
             for worker_id, worker in view.workers.items()
-            if (fence := why_not(worker)) is not None
+            if (fence := why_not(worker, event)) is not None
         ]
         return tuple(sorted(told + fenced, key=lambda candidate: candidate.worker_id))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from policies.cluster.events import RequestArrived
-from policies.cluster.state import WorkerView
+from policies.cluster.state import ClusterView, WorkerView
 from policies.router.base import Refusal, Router
 
 
 class Direct(Router):
     """Everything else is the pin that all modes know."""
 
-    def _free(self, event: RequestArrived, live: tuple[WorkerView, ...]) -> Refusal:
+    def _free(self, event: RequestArrived, live: tuple[WorkerView, ...], view: ClusterView) -> Refusal:
         return Refusal("bad_hint", "mode direct needs a worker id with every request")

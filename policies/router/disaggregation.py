@@ -32,7 +32,7 @@ from policies.cluster.events import (
 )
 from policies.cluster.ids import Leg, RequestId, Role, WorkerId
 from policies.cluster.state import ClusterView
-from policies.router.base import Router
+from policies.router.base import NOBODY, Router
 from policies.router.settings import RouterSettings
 
 Order = Literal["prefill_first", "decode_first"]
@@ -47,11 +47,14 @@ class DisaggregationSettings:
     """`order` of the legs; `conditional`: when a prompt stays on its decode worker (router spec, section 11).
 
     `busy_tokens`: a prefill worker with more prompt tokens dispatched and not done is busy (None: never).
+    `decode_busy_share`: a decode worker is busy for a prompt when the blocks of what was sent there and has not ended,
+    the prompt's own included, are more than this share of its pool (None: never); it then keeps no prompt.
     """
 
     order: Order
     conditional: Conditional
     busy_tokens: int | None
+    decode_busy_share: float | None = None
 
 
 def leg_settings(settings: RouterSettings) -> tuple[RouterSettings, RouterSettings]:
@@ -98,7 +101,8 @@ class Disaggregated:
         self.subscribes = (prefill.subscribes | decode.subscribes | _OWN) if _learns(prefill, decode) else _OWN  # type: ignore[misc]
         self._roles: dict[WorkerId, Role] = {}
         self._prefilling: dict[RequestId, tuple[WorkerId, int]] = {}  # where, and how many prompt tokens
-        self._decoding: set[RequestId] = set()
+        self._decoding: dict[RequestId, tuple[WorkerId, int]] = {}  # where, and how many blocks its prompt has
+        self._decode_blocks: dict[WorkerId, int] = {}
         self._prompt_tokens: dict[WorkerId, int] = {}
         self._local = 0
 
@@ -126,8 +130,10 @@ class Disaggregated:
     def _arrived(self, event: RequestArrived, view: ClusterView) -> Sequence[Action]:
         if isinstance(event, RequestMigrated) and event.kept_on is not None:
             return self._send_decode(event, view)
-        if not view.live_of(Role.PREFILL):
+        if not view.live_for(event.lora, Role.PREFILL):
             return self._run_whole(event, view)
+        if event.lora and not view.live_for(event.lora, Role.DECODE):
+            return self._send_decode(event, view)  # a refusal; the prompt would be computed for nobody
         if self._settings.order == "decode_first":
             return self._send_decode(event, view)
         if self._settings.conditional != "off":
@@ -158,42 +164,67 @@ class Disaggregated:
             tokens[action.worker_id] = tokens.get(action.worker_id, 0) + event.isl
         return (action,)
 
-    def _send_decode(self, event: RequestArrived, view: ClusterView) -> Sequence[Action]:
-        action = self._decode.route(event, view)
+    def _send_decode(
+        self, event: RequestArrived, view: ClusterView, busy: frozenset[WorkerId] = NOBODY
+    ) -> Sequence[Action]:
+        action = self._decode.route(event, view, busy)
         if isinstance(action, Dispatch):
-            self._decoding.add(event.request_id)
+            worker_id, blocks = action.worker_id, self._prompt_blocks(event)
+            self._decoding[event.request_id] = (worker_id, blocks)
+            self._decode_blocks[worker_id] = self._decode_blocks.get(worker_id, 0) + blocks
         return (action,)
 
-    def _run_whole(self, event: RequestArrived, view: ClusterView) -> Sequence[Action]:
+    def _run_whole(
+        self, event: RequestArrived, view: ClusterView, busy: frozenset[WorkerId] = NOBODY
+    ) -> Sequence[Action]:
         """Prompt and answer on one decode worker."""
         return tuple(
             replace(action, leg=Leg.AGG) if isinstance(action, Dispatch) else action
-            for action in self._send_decode(event, view)
+            for action in self._send_decode(event, view, busy)
         )
 
     def _stay_local(self, event: RequestArrived, view: ClusterView) -> Sequence[Action]:
         """The prompt goes whole to a decode worker, if the rule says so: the one that has most of it, where little is
-        left to compute; any, where prefill workers are busy. Nothing when it is to be handed over."""
+        left to compute; any, where prefill workers are busy. Never to one that is busy itself. Nothing when it is to be
+        handed over."""
         rule = self._settings.conditional
+        busy = self._busy_for(event, view)
+        if busy and len(busy) == len(view.live_for(event.lora, Role.DECODE)):
+            return ()
         if rule in ("isl", "isl_or_load") and event.worker_hint is None:
-            worker_id, blocks = self._decode.best_overlap(event, view)
+            worker_id, blocks = self._decode.best_overlap(event, view, busy)
             tokens = blocks * self._decode.settings.block_size
             if worker_id is not None and stays_local(event.isl, tokens):
                 reason = f"{event.isl - tokens} of {event.isl} tokens left to compute"
                 return self._named(self._run_whole(replace(event, worker_hint=worker_id), view), reason)
-        if rule in ("prefill_load", "isl_or_load") and self._prefill_is_busy(view):
-            return self._named(self._run_whole(event, view), "prefill workers are busy")
+        if rule in ("prefill_load", "isl_or_load") and self._prefill_is_busy(event, view):
+            return self._named(self._run_whole(event, view, busy), "prefill workers are busy")
         return ()
 
     @staticmethod
     def _named(actions: Sequence[Action], reason: str) -> Sequence[Action]:
         return tuple(replace(a, rule="local", reason=reason) if isinstance(a, Dispatch) else a for a in actions)
 
-    def _prefill_is_busy(self, view: ClusterView) -> bool:
+    def _prefill_is_busy(self, event: RequestArrived, view: ClusterView) -> bool:
         limit = self._settings.busy_tokens
         if limit is None:
             return False
-        return all(self._prompt_tokens.get(w.worker_id, 0) > limit for w in view.live_of(Role.PREFILL))
+        return all(self._prompt_tokens.get(w.worker_id, 0) > limit for w in view.live_for(event.lora, Role.PREFILL))
+
+    def _busy_for(self, event: RequestArrived, view: ClusterView) -> frozenset[WorkerId]:
+        """Decode workers that have no room to keep this prompt."""
+        share = self._settings.decode_busy_share
+        if share is None:
+            return NOBODY
+        sent, more = self._decode_blocks, self._prompt_blocks(event)
+        return frozenset(
+            worker.worker_id
+            for worker in view.live_for(event.lora, Role.DECODE)
+            if sent.get(worker.worker_id, 0) + more > share * worker.up.total_blocks
+        )
+
+    def _prompt_blocks(self, event: RequestArrived) -> int:
+        return -(-event.isl // self._decode.settings.block_size)
 
     # ------------------------------------------------------------ what the legs must learn
 
@@ -217,7 +248,9 @@ class Disaggregated:
             else:
                 self._decode.decide(event, view)
             if ended or isinstance(event, RequestInterrupted):
-                self._decoding.discard(request_id)
+                worker_id, blocks = self._decoding.pop(request_id)
+                if worker_id in self._decode_blocks:
+                    self._decode_blocks[worker_id] -= blocks
 
     def _worker_event(self, event: WorkerEvent, view: ClusterView) -> None:
         if isinstance(event, WorkerUp):
@@ -228,6 +261,7 @@ class Disaggregated:
         if isinstance(event, WorkerLost):
             self._roles.pop(event.worker_id, None)
             self._prompt_tokens.pop(event.worker_id, None)
+            self._decode_blocks.pop(event.worker_id, None)
 
 
 _OWN: frozenset[type[Event]] = frozenset(

@@ -9,13 +9,18 @@ from policies.router.settings import RouterSettings
 
 
 class RoundRobin(Router):
-    """One counter over the list as it is now: who is lost drops out of the turn, who comes back joins it."""
+    """One counter over the list as it is now: who is lost drops out of the turn, who comes back joins it.
+
+    An adapter that only some workers serve has a counter of its own: with one for lists of different lengths, a pattern
+    in the demand could leave some of them out for ever.
+    """
 
     def __init__(self, settings: RouterSettings) -> None:
         super().__init__(settings)
-        self._turn = 0
+        self._turns: dict[str, int] = {}
 
     def _choose(self, event: RequestArrived, live: tuple[WorkerView, ...]) -> Choice:
-        turn = self._turn
-        self._turn = turn + 1
+        whose = event.lora if event.lora and live[0].up.loras is not None else ""
+        turn = self._turns.get(whose, 0)
+        self._turns[whose] = turn + 1
         return Choice(turn % len(live), "rr", f"turn {turn} of {len(live)}")

@@ -10,14 +10,21 @@ import math
 from collections.abc import Sequence
 
 from policies.cluster.draws import draw, pick
+from policies.cluster.events import RequestArrived, RequestMigrated
 from policies.cluster.ids import WorkerId
 from policies.cluster.state import WorkerView
 from policies.router.settings import TieBreak
 
 
-def why_not(worker: WorkerView) -> str | None:
-    """Why a worker cannot be chosen, None when it can. A fence is never bypassed, not by a pin either."""
-    return "draining" if worker.draining else None
+def why_not(worker: WorkerView, event: RequestArrived) -> str | None:
+    """Why a worker cannot get a request, None when it can. Nothing here is ever bypassed, not by a pin either."""
+    if worker.draining:
+        return "draining"
+    if isinstance(event, RequestMigrated) and worker.worker_id in event.excluded:
+        return "where the request failed before"
+    if not worker.up.serves(event.lora):
+        return f"not one that serves adapter {event.lora!r}"
+    return None
 
 
 class Ties:

@@ -1,17 +1,15 @@
-"""Which engine class runs which settings. The one place that knows every scheduler by name."""
+"""Which engine class runs which settings. The one place that knows every scheduler by name; it loads those that are
+wanted, because a run knows one or two of them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-from twin.engine.offload import OffloadEngine
 from twin.engine.protocol import Engine
-from twin.engine.ranks import RankedEngine
 from twin.engine.settings import EngineSettings
-from twin.engine.sglang import SglangEngine, SglangSettings
-from twin.engine.speculative import SpeculativeEngine, SpeculativeTrtllmEngine
 from twin.engine.steplog import Row
-from twin.engine.trtllm import TrtllmEngine, TrtllmSettings
 from twin.engine.vllm import VllmEngine
 from twin.perf.protocol import LatencyModel
 
@@ -27,18 +25,10 @@ def build_engine(
 ) -> Engine:
     """The engine of one worker, with `latency` for the steps of one rank; the keywords are those of `VllmEngine`."""
 
-    if isinstance(settings, SglangSettings):
-        return SglangEngine(
-            settings,
-            latency,
-            worker_id=worker_id,
-            record=record,
-            kv_events=kv_events,
-            leap_past_evictions=leap_past_evictions,
-        )
+    kind = _kind(settings)
 
-    def one(record: Callable[[Row], None] | None) -> VllmEngine:
-        return _kind(settings)(
+    def one(record: Callable[[Row], None] | None) -> Any:
+        return kind(
             settings,
             latency,
             worker_id=worker_id,
@@ -48,13 +38,38 @@ def build_engine(
         )
 
     if settings.ranks == 1:
-        return one(record)
+        engine: Engine = one(record)
+        return engine
+    from twin.engine.ranks import RankedEngine
+
     return RankedEngine(one, settings.ranks, interval=settings.prefill_interval, record=record)
 
 
-def _kind(settings: EngineSettings) -> Callable[..., VllmEngine]:
-    if isinstance(settings, TrtllmSettings):
-        return TrtllmEngine if settings.speculation is None else SpeculativeTrtllmEngine
-    if settings.host is not None and settings.ranks == 1 and settings.speculation is None:
+def _kind(settings: EngineSettings) -> Callable[..., Engine]:
+    if type(settings) is not EngineSettings:
+        return _other_kind(settings)
+    if settings.speculation is not None:
+        from twin.engine.speculative import SpeculativeEngine
+
+        return SpeculativeEngine
+    if settings.host is not None and settings.ranks == 1:
+        from twin.engine.offload import OffloadEngine
+
         return OffloadEngine
-    return VllmEngine if settings.speculation is None else SpeculativeEngine
+    if settings.max_loras is not None:
+        from twin.engine.adapters import AdapterEngine
+
+        return AdapterEngine
+    return VllmEngine
+
+
+def _other_kind(settings: EngineSettings) -> Callable[..., Engine]:
+    """Of an engine whose settings are more than those of vLLM."""
+    from twin.engine.sglang import SglangEngine, SglangSettings
+
+    if isinstance(settings, SglangSettings):
+        return SglangEngine
+    from twin.engine.speculative import SpeculativeTrtllmEngine
+    from twin.engine.trtllm import TrtllmEngine
+
+    return TrtllmEngine if settings.speculation is None else SpeculativeTrtllmEngine

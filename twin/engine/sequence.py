@@ -32,7 +32,7 @@ class Sequence:
 
     `outputs_limit` is the number of tokens that it will make (the true output length, cut by the model's context).
     `own` is the branch that its generated tokens fill, private to it. `asked` orders the sequences that ask one engine
-    for room (the decode side of a hand-off).
+    for room (the decode side of a hand-off). `lora` is the adapter that it runs with.
     """
 
     __slots__ = (
@@ -51,6 +51,7 @@ class Sequence:
         "join_step",
         "last_token_s",
         "leg",
+        "lora",
         "order",
         "outputs",
         "outputs_limit",
@@ -80,6 +81,7 @@ class Sequence:
         dispatch_s: float = 0.0,
         session_id: str | None = None,
         leg: Leg = Leg.AGG,
+        lora: str | None = None,
     ) -> None:
         self.request_id = request_id
         self.row = row
@@ -91,6 +93,7 @@ class Sequence:
         self.arrival_s = arrival_s
         self.dispatch_s = dispatch_s
         self.leg = leg
+        self.lora = lora
         self.asked = 0
         self.expected = 0  # outputs that will come with the prompt (made by its prefill worker)
         self.phase = Phase.WAITING

@@ -40,6 +40,7 @@ class EngineSettings:
     `fifo_skip` and `abort_when_stuck` are behaviours of the reference simulator (docs/parity.md). `leap` False computes
     every step on its own; the results are the same. `ranks` > 1: attention data parallelism, all sizes are those of one
     rank; `prefill_interval` is then the number of steps between chances for new prompts of a rank that decodes.
+    `max_loras`: adapters in one batch at most (None: no limit).
     """
 
     block_size: int
@@ -58,6 +59,7 @@ class EngineSettings:
     prefill_interval: int = 1
     speculation: Speculation | None = None
     host: HostTierSettings | None = None
+    max_loras: int | None = None
 
     @property
     def longest_prompt_tokens(self) -> int:

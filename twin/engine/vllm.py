@@ -141,13 +141,17 @@ class VllmEngine(Leaping):
         """Destination side: the prompt is here; it runs with the next step, in the order of asking for room."""
         self.ledger.arrived(seq)
         seq.phase = Phase.ACTIVATED
-        queue = self.activated if self._holds_back is None else self.waiting
+        self._insert_as_asked(self.activated if self._holds_back is None else self.waiting, seq)
+        self._blocked = False
+        return False
+
+    @staticmethod
+    def _insert_as_asked(queue: list[Sequence] | deque[Sequence], seq: Sequence) -> None:
+        """Give a sequence its place by the order in which they asked for room."""
         at = len(queue)
         while at and queue[at - 1].asked > seq.asked:
             at -= 1
         queue.insert(at, seq)
-        self._blocked = False
-        return False
 
     def hold_back(self, hold: bool) -> None:
         """The reference's rule: one queue in order of asking for room, which preempted requests lead, and which they

@@ -8,7 +8,9 @@ on leaping and must not matter. SimPy's own counter breaks the rest, in order of
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
+from functools import partial
 from heapq import heappush
 
 from simpy import Environment
@@ -62,6 +64,16 @@ class Clock(Environment):
         event._value = None
         heappush(self._queue, (at_s, order, next(self._eid), event))  # type: ignore[misc]
         return event
+
+    def call(self, at_s: float, order: int, what: Callable[[], None]) -> None:
+        """Let something happen at an instant, in its place among what happens then."""
+        event = self.at(at_s, order)
+        event.callbacks.append(partial(self._call_early, what) if order < Order.STEP_END else lambda _: what())
+
+    def _call_early(self, what: Callable[[], None], _: Event) -> None:
+        self.early = True
+        what()
+        self.early = False
 
     def move(self, event: Event, at_s: float, order: int) -> Event:
         """A new event at `at_s` that wakes whoever waits for `event`; the old one happens to nobody."""

@@ -37,8 +37,9 @@ class Row(NamedTuple):
 class Demand:
     """Hands out rows: `open_loop()` by time, or `units()` for the closed loop.
 
-    A unit is one row, or all turns of a session. After a turn ends, `next_turn` gives the one behind it. `keyed` and
-    `prioritised` tell, once rows have been handed out, whether any of them had hash ids, or a priority other than 0.
+    A unit is one row, or all turns of a session. After a turn ends, `next_turn` gives the one behind it. `keyed`,
+    `prioritised` and `adapted` tell, once rows have been handed out, whether any of them had hash ids, a priority other
+    than 0, or an adapter.
     """
 
     def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:
@@ -46,6 +47,7 @@ class Demand:
         self._turns: dict[str, deque[Row]] = {}
         self.keyed = False
         self.prioritised = False
+        self.adapted = False
 
     def rows(self) -> Iterable[Row]:
         """All rows in file order."""
@@ -54,6 +56,8 @@ class Demand:
     def _look_at(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if not self.prioritised and "priority" in batch.schema.names:
             self.prioritised = any(batch.column("priority").to_pylist())
+        if not self.adapted and "lora" in batch.schema.names:
+            self.adapted = any(batch.column("lora").to_pylist())
         return batch
 
     def open_loop(self) -> Iterator[Row]:

@@ -80,6 +80,7 @@ class OpenRequest:
             arrival_s=self.arrival_s,
             dispatch_s=now_s,
             leg=leg,
+            lora=row.lora,
         )
         if leg is Leg.PREFILL:
             self.prefill = seq

@@ -135,9 +135,9 @@ class Starts:
         """Go on so much later, if nobody has broken the start off by then."""
         self._timers += 1
 
-        def go_on(_: object) -> None:
+        def go_on() -> None:
             self._timers -= 1
             if self._under_way.get(start.worker_id) is start:
                 what(start)
 
-        self._clock.at(instant(self._clock.now + seconds), int(Order.FAULT)).callbacks.append(go_on)
+        self._clock.call(instant(self._clock.now + seconds), int(Order.FAULT), go_on)

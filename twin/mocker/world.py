@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from heapq import heappop, heappush
+from typing import TYPE_CHECKING
 
 from simpy.events import Event as SimEvent
 
@@ -41,9 +41,7 @@ from twin.engine.ticks import instant
 from twin.mocker.churn import Churn
 from twin.mocker.clock import Clock, Order
 from twin.mocker.demand import Demand, Row
-from twin.mocker.handoff import Handoff, HandoffPlan, Handoffs
 from twin.mocker.hostlanes import HostLane, LinkLane, OwnLane
-from twin.mocker.links import Network
 from twin.mocker.requests import OpenRequest
 from twin.mocker.sinks import Cells, Sinks
 from twin.mocker.starts import Starts, WeightLoad
@@ -51,15 +49,19 @@ from twin.mocker.worker import MockWorker
 from twin.perf.links import WEIGHTS
 from twin.perf.protocol import LatencyModel
 
+if TYPE_CHECKING:
+    from twin.mocker.handoff import HandoffPlan, Handoffs
+    from twin.mocker.links import Network
+
 _ARRIVAL, _LATE, _TIMER, _READY = int(Order.ARRIVAL), int(Order.LATE), int(Order.TIMER), int(Order.WORKER_READY)
-_STEP_END = int(Order.STEP_END)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
     """One worker to simulate: who it is and what engine it runs. `ready_s` is when it registers; `startup_s` is
     how long it takes to come back, where `weights` does not say that they come over links of the run. `host_lanes`: by
-    rank, the lanes that loads from host memory cross (None: they have one of their own)."""
+    rank, the lanes that loads from host memory cross (None: they have one of their own). `loras`: the adapters that it
+    serves (None: any)."""
 
     worker_id: WorkerId
     name: str
@@ -71,6 +73,7 @@ class WorkerSpec:
     startup_s: float = 0.0
     weights: WeightLoad | None = None
     host_lanes: tuple[tuple[str, ...], ...] | None = None
+    loras: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +153,8 @@ class MockWorld:
         self.cut_short = 0  # answers that ended where the context was full, before the trace's output length
         self.handoffs: Handoffs | None = None
         if handoff is not None:
+            from twin.mocker.handoff import Handoffs
+
             self.handoffs = Handoffs(
                 self.clock,
                 handoff.rules,
@@ -177,6 +182,11 @@ class MockWorld:
     def prioritised(self) -> bool:
         """Whether any row that arrived had a priority other than 0."""
         return self._demand.prioritised
+
+    @property
+    def adapted(self) -> bool:
+        """Whether any row that arrived asked for an adapter."""
+        return self._demand.adapted
 
     @property
     def gone_s(self) -> dict[WorkerId, float]:
@@ -376,6 +386,8 @@ class MockWorld:
         if self.handoffs is None:
             raise CapabilityError(f"a {leg.value} leg was dispatched in a run without hand-off between workers")
         if request.handoff is None:
+            from twin.mocker.handoff import Handoff
+
             request.handoff = Handoff(request)
         if leg is Leg.PREFILL:
             request.prefill_worker_id = worker.worker_id
@@ -406,13 +418,7 @@ class MockWorld:
 
     def call(self, at_s: float, order: int, what: Callable[[], None]) -> None:
         """Let something happen at an instant, in its place among what happens then."""
-        event = self.clock.at(at_s, order)
-        event.callbacks.append(partial(self._call_early, what) if order < _STEP_END else lambda _: what())
-
-    def _call_early(self, what: Callable[[], None], _: SimEvent) -> None:
-        self.clock.early = True
-        what()
-        self.clock.early = False
+        self.clock.call(at_s, order, what)
 
     # ------------------------------------------------------------ workers
 
@@ -438,6 +444,7 @@ class MockWorld:
             max_num_seqs=spec.settings.max_num_seqs * spec.settings.ranks,
             gpus=spec.gpus,
             epoch=epoch,
+            loras=spec.loras,
         )
         lane = self._host_lane(spec)
         self.workers[spec.worker_id] = MockWorker(self.clock, engine, up, self._on_step, self._watch, lane)

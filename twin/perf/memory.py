@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from policies.errors import ConfigError
+from twin.perf.adapters import NO_ADAPTERS, Adapters
 from twin.perf.formats import FLASH_MLA_BYTES, kv_bytes
 from twin.perf.hardware import Gpu, find_gpu
 from twin.perf.layout import Layout, Stage, rank_weight_bytes, stages
@@ -74,7 +75,7 @@ class KvPool:
     room_tokens: int  # what they hold, before rounding to blocks
     token_bytes: int
     weight_bytes: int
-    non_kv_bytes: int  # activations, graphs, runtime; and what windows and states of all sequences take
+    non_kv_bytes: int  # activations, graphs, runtime; what windows and states of all sequences take; adapters
 
     @property
     def tokens(self) -> int:
@@ -103,13 +104,14 @@ def kv_pool(
     max_num_seqs: int = 256,
     gpu_memory_utilization: float | None = None,
     non_kv_bytes: int | None = None,
+    adapters: Adapters = NO_ADAPTERS,
 ) -> KvPool:
     """The pool on the tightest pipeline stage.
 
     `gpu_memory_utilization` is the engine's memory knob (None: its default); `non_kv_bytes` replaces our estimate by a
-    measured figure. Window layers and states of linear layers are set aside for `max_num_seqs` sequences. With
-    attention data parallelism each rank has a pool of its own, and the worker has their sum. Raises `ConfigError` if it
-    does not fit.
+    measured figure, `adapters` come on top. Window layers and states of linear layers are set aside for `max_num_seqs`
+    sequences. With attention data parallelism each rank has a pool of its own, and the worker has their sum. Raises
+    `ConfigError` if it does not fit.
     """
     placed.layout.check(placed.model)
     usual = pick("engine", engine, MEMORY_SHARE)
@@ -119,7 +121,16 @@ def kv_pool(
     if non_kv_bytes is None:
         non_kv_bytes = NON_KV_BYTES + (NON_KV_TP_BYTES if placed.layout.tp > 1 else 0)
     pools = [
-        _stage_pool(placed, stage, engine, share, block_size, max_num_seqs, non_kv_bytes)
+        _stage_pool(
+            placed,
+            stage,
+            engine,
+            share,
+            block_size,
+            max_num_seqs,
+            non_kv_bytes,
+            adapters.rank_bytes(placed.model, placed.layout, stage),
+        )
         for stage in stages(placed.model, placed.layout.pp)
     ]
     return min(pools, key=lambda pool: pool.blocks)
@@ -140,6 +151,7 @@ def kv_pool_tokens(
     max_num_seqs: int = 256,
     gpu_memory_utilization: float | None = None,
     hardware: Path | None = None,
+    adapters: Adapters = NO_ADAPTERS,
 ) -> int:
     """Tokens in the KV pool of one worker, in whole blocks: `kv_pool` for things given by name."""
     layout = Layout(tp=tp, pp=pp, dp=dp, ep=ep)
@@ -150,6 +162,7 @@ def kv_pool_tokens(
         block_size=block_size,
         max_num_seqs=max_num_seqs,
         gpu_memory_utilization=gpu_memory_utilization,
+        adapters=adapters,
     ).tokens
 
 
@@ -161,6 +174,7 @@ def _stage_pool(
     block_size: int,
     max_num_seqs: int,
     non_kv_bytes: int,
+    adapter_bytes: int,
 ) -> KvPool:
     weight_bytes = rank_weight_bytes(placed.model, placed.layout, placed.weights, stage)
     shape = kv_shape(placed.model, placed.kv, placed.layout.tp, stage)
@@ -168,7 +182,7 @@ def _stage_pool(
         shape = KvShape(full_bytes=shape.window_bytes, state_bytes=shape.state_bytes)
     held = min(shape.window_tokens + block_size, shape.window_tokens * block_size)  # a window and a partial block
     held_bytes = max_num_seqs * (shape.window_bytes * held + shape.state_bytes)
-    non_kv_bytes = (0 if engine == "sglang" else non_kv_bytes) + held_bytes
+    non_kv_bytes = (0 if engine == "sglang" else non_kv_bytes) + held_bytes + adapter_bytes
     mem_bytes = float(placed.gpu.mem_bytes)
     if engine == "trtllm":  # its share is of what weights and activations leave free
         has_bytes = mem_bytes - non_kv_bytes
@@ -179,7 +193,7 @@ def _stage_pool(
     room_tokens = int(room_bytes // shape.full_bytes)
     blocks = room_tokens // block_size
     if blocks < 1:
-        raise _refusal(placed, weight_bytes, has_bytes, shape.full_bytes * block_size)
+        raise _refusal(placed, weight_bytes, has_bytes, shape.full_bytes * block_size, adapter_bytes)
     return KvPool(
         blocks=blocks * placed.layout.dp,
         block_size=block_size,
@@ -191,9 +205,12 @@ def _stage_pool(
     )
 
 
-def _refusal(placed: Placement, weight_bytes: float, has_bytes: float, block_bytes: int) -> ConfigError:
+def _refusal(
+    placed: Placement, weight_bytes: float, has_bytes: float, block_bytes: int, adapter_bytes: int
+) -> ConfigError:
+    beside = f" beside {adapter_bytes / GIB:.1f} GiB of adapters" if adapter_bytes else ""
     return ConfigError(
         f"{placed.label()} does not fit: a GPU needs {weight_bytes / GIB:.1f} GiB for weights and "
         f"{block_bytes / GIB:.3f} GiB for one KV block, and has {max(has_bytes, 0.0) / GIB:.1f} GiB for them "
-        f"of its {placed.gpu.mem_bytes / GIB:.1f} GiB; raise tp or pp, or take a smaller format or a larger GPU"
+        f"of its {placed.gpu.mem_bytes / GIB:.1f} GiB{beside}; raise tp or pp, or take a smaller format or a larger GPU"
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from policies.errors import ConfigError
+from policies.errors import CapabilityError, ConfigError
+from twin.perf.adapters import Adapters
 from twin.perf.hardware import find_gpu
 from twin.perf.layout import Layout, rank_weight_bytes, stages
 from twin.perf.memory import GIB, Placement, kv_pool, kv_pool_tokens, kv_shape
@@ -176,3 +177,42 @@ def test_unknown_formats_name_the_nearest() -> None:
         kv_pool(place("llama-3.1-8b", "h100_sxm", weights="fp6"), engine="vllm", block_size=16)
     with pytest.raises(ConfigError, match="KV format 'fp8_e5' is not known; did you mean 'fp8'"):
         kv_pool(place("llama-3.1-8b", "h100_sxm", kv="fp8_e5"), engine="vllm", block_size=16)
+
+
+# ---------------------------------------------------------------- adapters
+
+
+def test_an_adapter_of_an_8b_model_has_42_million_weights() -> None:
+    """By hand, one layer: q 4096 + 4096, k and v 4096 + 1024 each, o 4096 + 4096, three of 4096 + 14336."""
+    model = find_model("llama-3.1-8b")
+    assert 8192 + 2 * 5120 + 8192 + 3 * 18_432 == 81_920
+    one = Adapters(count=1, rank=16).rank_bytes(model, Layout(), next(stages(model, 1)))
+    assert one == 2 * 16 * 32 * 81_920 == 2 * 41_943_040
+
+
+def test_ranks_split_the_side_of_an_adapter_that_its_projection_splits() -> None:
+    """TP 4: q 4096 + 1024, k and v 4096 + 256 each, o 1024 + 4096, gate and up 4096 + 3584 each, down 3584 + 4096."""
+    model = find_model("llama-3.1-8b")
+    split = Adapters(count=3, rank=8).rank_bytes(model, Layout(tp=4), next(stages(model, 1)))
+    assert split == 3 * 2 * 8 * 32 * (5120 + 2 * 4352 + 5120 + 3 * 7680)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_adapters_take_their_memory_from_the_pool(engine: str) -> None:
+    placed = place("llama-3.1-8b", "h100_sxm")
+    plain = kv_pool(placed, engine=engine, block_size=16)
+    eight = kv_pool(placed, engine=engine, block_size=16, adapters=Adapters(count=8, rank=64))
+    taken = 8 * 4 * 2 * 41_943_040 * (0.9 if engine == "trtllm" else 1.0)  # TensorRT-LLM gives KV a share of the rest
+    assert plain.room_bytes - eight.room_bytes == pytest.approx(taken, abs=1)
+    assert plain.tokens - eight.tokens == pytest.approx(taken / plain.token_bytes, abs=16)
+
+
+def test_adapters_that_leave_no_room_are_named_in_the_refusal() -> None:
+    with pytest.raises(ConfigError, match=r"beside 64\.\d GiB of adapters"):
+        kv_pool(place("llama-3.1-8b", "h100_sxm"), engine="vllm", block_size=16, adapters=Adapters(count=103, rank=128))
+
+
+def test_what_adapters_of_latent_attention_take_is_not_guessed() -> None:
+    placed = place("deepseek-v3", "h200_sxm", weights="fp8", tp=8, ep=8)
+    with pytest.raises(CapabilityError, match=r"give engine\.kv_blocks"):
+        kv_pool(placed, engine="vllm", block_size=64, adapters=Adapters(count=1, rank=16))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from builders import Scene, router, worker
@@ -171,6 +172,15 @@ def test_a_wrong_history_is_caught_at_its_last_step(name: str) -> None:
     event, actions = pairs[-1]
     with pytest.raises(InvariantError, match=f"^{number}: "):
         invariants.observe(event, actions)
+
+
+def test_a_dispatch_to_a_worker_without_the_adapter_is_caught() -> None:
+    event, actions = arrived(1.0, sent())
+    wants = replace(event, lora="a")
+    watched((worker(0, loras=("b", "a")), []), (wants, actions))
+    watched((worker(0), []), (wants, actions))
+    with pytest.raises(InvariantError, match=r"^I11: .*needs adapter 'a', and the worker serves \['b'\]"):
+        watched((worker(0, loras=("b",)), []), (wants, actions))
 
 
 UNFINISHED: dict[str, tuple[str, tuple[Pair, ...]]] = {

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from policies.errors import CapabilityError, ConfigError
 from policies.router.build import MODES
+from twin.config import NAMES as LIST
 from twin.config import (
     Config,
     DisaggregationConfig,
@@ -385,6 +386,8 @@ def values(entry: Entry) -> st.SearchStrategy:
         drawn = st.floats(low, limits.high, exclude_min=limits.low is None, allow_infinity=False, allow_nan=False)
     elif entry.kind == "bool":
         drawn = st.booleans()
+    elif entry.kind == LIST:
+        drawn = st.lists(TEXTS.map(str.strip).filter(bool), unique=True, max_size=3).map(tuple)
     elif entry.kind == "Path":
         drawn = TEXTS.filter(lambda t: "\0" not in t and "/" not in t and t.strip(".")).map(lambda t: Path("/tmp") / t)
     else:
@@ -426,6 +429,7 @@ def traces() -> st.SearchStrategy[TraceConfig]:
                 WorkerGroup,
                 name=NAMES,
                 role=st.just("mixed"),
+                loras=st.lists(TEXTS.map(str.strip).filter(bool), unique=True, max_size=3).map(tuple),
                 engine=tables(
                     EngineConfig,
                     block_size=st.just(16),  # one for all: the router may be kv
