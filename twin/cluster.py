@@ -18,12 +18,12 @@ from twin.link_use import path_of
 from twin.mocker.world import WorkerSpec
 from twin.perf.adapters import Adapters
 from twin.perf.build import build_latency
+from twin.perf.cargo import WEIGHTS
 from twin.perf.coldstart import LinkedStart, Startup, rank_bytes, startup
 from twin.perf.energy import Power, power
 from twin.perf.hardware import Gpu, find_gpu
 from twin.perf.layers import PaddedLatency, PipelinedLatency, RankLatency, VerifyLatency
 from twin.perf.layout import Layout
-from twin.perf.links import WEIGHTS
 from twin.perf.memory import Placement, kv_pool_tokens
 from twin.perf.models import find_model
 from twin.perf.protocol import LatencyModel

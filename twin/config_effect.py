@@ -22,7 +22,7 @@ from twin.config import (
     keys_of,
 )
 from twin.link_use import path_of, used_paths, why_idle
-from twin.perf.links import CARGOES, KV, WEIGHTS
+from twin.perf.cargo import CARGOES, KV, WEIGHTS
 
 NO_TIER = ("host_cache_hit_weight", "disk_cache_hit_weight", "shared_cache_multiplier")
 PREFILL_TERM = ("prefill_load_scale", "overlap_score_weight", "overlap_score_credit", "overlap_score_credit_decay")

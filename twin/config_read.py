@@ -38,7 +38,7 @@ from twin.config_file import SHORT_FORMS, Found, dotted, read_file
 from twin.config_lists import accept_rates, graph_sizes
 from twin.config_values import Given, Key, checked, nearest, parameter, toml_value
 from twin.link_use import check_path, path_of
-from twin.perf.links import CARGOES
+from twin.perf.cargo import CARGOES
 
 # Flags of the command line, and the keys that they stand for.
 FLAGS: Mapping[str, str] = {

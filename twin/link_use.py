@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from policies.errors import ConfigError
 from twin.config import LINK_KINDS, STORES, Config, WorkerGroup
-from twin.perf.links import CARGOES, HOST, WEIGHTS
+from twin.perf.cargo import CARGOES, HOST, WEIGHTS
 
 
 def path_of(group: WorkerGroup, use: str) -> tuple[str, ...]:

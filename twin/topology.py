@@ -18,9 +18,10 @@ from twin.link_use import used_paths
 from twin.mocker.links import Way
 from twin.mocker.starts import WeightLoad
 from twin.mocker.world import WorkerSpec
+from twin.perf.cargo import HOST, KV, WEIGHTS
 from twin.perf.coldstart import LinkedStart
 from twin.perf.hardware import Gpu
-from twin.perf.links import HOST, KV, RX, TX, WEIGHTS, Link
+from twin.perf.links import RX, TX, Link
 
 GB = 1e9
 

@@ -5,12 +5,14 @@ the worker's own, one load after another. It moves bytes and knows no blocks.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from twin.engine.ticks import instant
 from twin.mocker.clock import Clock, Order
-from twin.mocker.links import Network, Transfer, side_by_side
-from twin.perf.links import HOST
+from twin.perf.cargo import HOST
+
+if TYPE_CHECKING:
+    from twin.mocker.links import Network, Transfer
 
 
 class HostLane(Protocol):
@@ -43,4 +45,6 @@ class LinkLane:
         self._lanes = lanes
 
     def load(self, bytes_: int, on_done: Callable[[], None]) -> Transfer | None:
+        from twin.mocker.links import side_by_side
+
         return self._network.start_all(side_by_side(self._lanes, bytes_), on_done=on_done, cargo=HOST)

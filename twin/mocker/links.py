@@ -16,7 +16,8 @@ from simpy.events import Event
 from policies.errors import ConfigError
 from twin.engine.ticks import instant
 from twin.mocker.clock import Clock, Order
-from twin.perf.links import KV, Flow, Fluid, Link
+from twin.perf.cargo import KV
+from twin.perf.links import Flow, Fluid, Link
 
 __all__ = ["Link", "Network", "Part", "Transfer", "Way", "side_by_side"]
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 
 from twin.mocker.handoff import Load
 from twin.mocker.links import Network, Part, Transfer
+from twin.perf.cargo import KV
 from twin.perf.kv_layout import KvLayout
-from twin.perf.links import KV
 from twin.topology import Topology
 
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from policies.cluster.ids import WorkerId
 from twin.engine.ticks import instant
 from twin.mocker.clock import Clock, Order
-from twin.mocker.links import Network, Part, Transfer, Way
-from twin.perf.links import WEIGHTS
+from twin.perf.cargo import WEIGHTS
+
+if TYPE_CHECKING:
+    from twin.mocker.links import Network, Transfer, Way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +105,8 @@ class Starts:
                 self._on_booted(start)
 
     def _on_booted(self, start: Start) -> None:
+        from twin.mocker.links import Part
+
         network, load = self._network, start.load
         assert network is not None
         assert load is not None

@@ -46,7 +46,7 @@ from twin.mocker.requests import OpenRequest
 from twin.mocker.sinks import Cells, Sinks
 from twin.mocker.starts import Starts, WeightLoad
 from twin.mocker.worker import MockWorker
-from twin.perf.links import WEIGHTS
+from twin.perf.cargo import WEIGHTS
 from twin.perf.protocol import LatencyModel
 
 if TYPE_CHECKING:

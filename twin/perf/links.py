@@ -18,8 +18,6 @@ from twin.engine.ticks import instant
 
 FAIR, FIFO, PRIVATE = "fair", "fifo", "private"
 DISCIPLINES = (FAIR, FIFO, PRIVATE)
-KV, WEIGHTS, HOST = CARGOES = ("kv", "weights", "host")
-"""What moves: KV from prefill to decode workers, weights of a worker that starts, KV between GPU and host memory."""
 TX, RX = "/tx", "/rx"
 """Behind a duplex link's name: the lane away from its owner, and the one towards it."""
 

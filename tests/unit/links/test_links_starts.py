@@ -13,7 +13,7 @@ from policies.cluster.ids import WorkerId
 from twin.mocker.clock import Clock, Order
 from twin.mocker.links import Link, Network, Way
 from twin.mocker.starts import Starts, WeightLoad
-from twin.perf.links import WEIGHTS
+from twin.perf.cargo import WEIGHTS
 
 GB = 10**9
 STORE = Link(name="store", bytes_per_s=10 * GB)

@@ -1,0 +1,6 @@
+"""What moves over the links of a run, by use: words that the configuration, links and reports share."""
+
+from __future__ import annotations
+
+KV, WEIGHTS, HOST = CARGOES = ("kv", "weights", "host")
+"""KV from prefill to decode workers, weights of a worker that starts, KV between GPU and host memory."""
