@@ -234,7 +234,8 @@ class Cluster(ClusterView):
             holder = request._holder
             if holder is not None:
                 _set_in_flight(holder, holder.in_flight - 1)
-            self._prefill_over(request)
+            if request._prefill_holder is not None:
+                self._prefill_over(request)
         elif kind is PrefillDone:
             self._prefill_over(request)
         elif kind is RequestInterrupted:

@@ -108,7 +108,11 @@ class Ledger:
         if self.caching:
             complete = seq.computed // self.block_size
             if complete > seq.published:
-                pieces = seq.path.pieces if complete <= seq.path.blocks else seq.pieces_to(complete)
+                path = seq.path
+                if complete <= path.blocks:
+                    pieces = path.pieces
+                else:
+                    pieces = seq.pieces_to(complete) if path.pieces else ((seq.own, complete),)
                 self._publish(seq, pieces, complete)
         if self.drafts is not None:
             self.drafts.forget(seq)

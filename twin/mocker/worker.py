@@ -8,20 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from functools import partial
+from typing import TYPE_CHECKING
 
 from simpy.events import Event
 
 from policies.cluster.events import WorkerUp
 from policies.cluster.ids import WorkerId
-from twin.engine.offload import HostLoad
 from twin.engine.plan import Outcome, StepPlan
 from twin.engine.protocol import Engine
 from twin.engine.sequence import Sequence
 from twin.engine.ticks import before
 from twin.mocker.clock import Clock, Order, is_pending
-from twin.mocker.hostlanes import HostLane
-from twin.mocker.links import Transfer
 from twin.perf.protocol import LatencyModel
+
+if TYPE_CHECKING:
+    from twin.engine.offload import HostLoad
+    from twin.mocker.hostlanes import HostLane
+    from twin.mocker.links import Transfer
 
 
 class MockWorker:

@@ -41,7 +41,6 @@ from twin.engine.ticks import instant
 from twin.mocker.churn import Churn
 from twin.mocker.clock import Clock, Order
 from twin.mocker.demand import Demand, Row
-from twin.mocker.hostlanes import HostLane, LinkLane, OwnLane
 from twin.mocker.requests import OpenRequest
 from twin.mocker.sinks import Cells, Sinks
 from twin.mocker.starts import Starts, WeightLoad
@@ -51,6 +50,7 @@ from twin.perf.protocol import LatencyModel
 
 if TYPE_CHECKING:
     from twin.mocker.handoff import HandoffPlan, Handoffs
+    from twin.mocker.hostlanes import HostLane
     from twin.mocker.links import Network
 
 _ARRIVAL, _LATE, _TIMER, _READY = int(Order.ARRIVAL), int(Order.LATE), int(Order.TIMER), int(Order.WORKER_READY)
@@ -454,6 +454,8 @@ class MockWorld:
         """What its loads from host memory cross."""
         if spec.settings.host is None:
             return None
+        from twin.mocker.hostlanes import LinkLane, OwnLane
+
         if spec.host_lanes is None or self._network is None:
             return OwnLane(self.clock, spec.settings.host.load_bytes_per_s)
         return LinkLane(self._network, spec.host_lanes)
