@@ -13,7 +13,7 @@ from policies.cluster.ids import Role, WorkerId
 from policies.errors import CapabilityError
 from twin.config import DISK_GB_PER_S, OBJECT_STORE_GB_PER_S, WARMUP_S, Config, WorkerGroup
 from twin.config_lists import accept_rates, graph_sizes
-from twin.engine.settings import EngineSettings, HostTierSettings, Speculation
+from twin.engine.settings import EngineSettings, HostTierSettings, SglangSettings, Speculation
 from twin.link_use import path_of
 from twin.mocker.world import WorkerSpec
 from twin.perf.adapters import Adapters
@@ -210,8 +210,6 @@ def _settings(group: WorkerGroup, seed: int, *, peer: bool, leap: bool) -> Engin
     if engine.max_loras is not None and not peer:
         sizes["max_loras"] = _max_loras(group)
     if engine.kind == "sglang":
-        from twin.engine.sglang import SglangSettings
-
         return SglangSettings(
             **(sizes | {"max_num_batched_tokens": engine.chunked_prefill_size}),  # what a step can take in
             exclusive_prefill=False,

@@ -21,7 +21,7 @@ from policies.cluster.ids import RequestId
 from twin.engine.build import build_engine
 from twin.engine.plan import StepPlan
 from twin.engine.sequence import Sequence
-from twin.engine.sglang import SglangSettings
+from twin.engine.settings import SglangSettings
 from twin.mocker.demand import Row
 from twin.mocker.world import Observation
 from twin.perf.fixed import FixedLatency

@@ -7,38 +7,20 @@ time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+from twin.engine.core import EngineParts
 from twin.engine.plan import StepPlan
 from twin.engine.pool import Match
 from twin.engine.sequence import Sequence
 from twin.engine.settings import EngineSettings
-from twin.engine.steplog import Row
 from twin.engine.vllm import VllmEngine
-from twin.perf.protocol import LatencyModel, PrefillChunk
+from twin.perf.protocol import PrefillChunk
 
 
 class AdapterEngine(VllmEngine):
     """One vLLM replica with `max_loras` set; see `VllmEngine` for how it is driven."""
 
-    def __init__(
-        self,
-        settings: EngineSettings,
-        latency: LatencyModel,
-        *,
-        worker_id: int = 0,
-        record: Callable[[Row], None] | None = None,
-        kv_events: bool = False,
-        leap_past_evictions: bool = True,
-    ) -> None:
-        super().__init__(
-            settings,
-            latency,
-            worker_id=worker_id,
-            record=record,
-            kv_events=kv_events,
-            leap_past_evictions=leap_past_evictions,
-        )
+    def __init__(self, settings: EngineSettings, parts: EngineParts) -> None:
+        super().__init__(settings, parts)
         assert settings.max_loras is not None
         self._slots = settings.max_loras
         self._passed_all = False  # everybody who waits was passed over: a newcomer may still enter

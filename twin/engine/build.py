@@ -5,13 +5,18 @@ wanted, because a run knows one or two of them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
+from twin.engine.core import EngineParts
 from twin.engine.protocol import Engine
-from twin.engine.settings import EngineSettings
+from twin.engine.settings import EngineSettings, SglangSettings
 from twin.engine.steplog import Row
 from twin.engine.vllm import VllmEngine
 from twin.perf.protocol import LatencyModel
+
+if TYPE_CHECKING:
+    from twin.engine.ranks import Rank
 
 
 def build_engine(
@@ -23,29 +28,28 @@ def build_engine(
     kv_events: bool = False,
     leap_past_evictions: bool = True,
 ) -> Engine:
-    """The engine of one worker, with `latency` for the steps of one rank; the keywords are those of `VllmEngine`."""
-
+    """The engine of one worker, with `latency` for the steps of one rank; the keywords are those of `EngineParts`."""
+    parts = EngineParts(
+        latency=latency,
+        worker_id=worker_id,
+        record=record,
+        kv_events=kv_events,
+        leap_past_evictions=leap_past_evictions,
+    )
     kind = _kind(settings)
-
-    def one(record: Callable[[Row], None] | None) -> Any:
-        return kind(
-            settings,
-            latency,
-            worker_id=worker_id,
-            record=record,
-            kv_events=kv_events,
-            leap_past_evictions=leap_past_evictions,
-        )
-
     if settings.ranks == 1:
-        engine: Engine = one(record)
-        return engine
+        return kind(settings, parts)
     from twin.engine.ranks import RankedEngine
 
-    return RankedEngine(one, settings.ranks, interval=settings.prefill_interval, record=record)
+    return RankedEngine(
+        lambda rows: kind(settings, replace(parts, record=rows)),
+        settings.ranks,
+        interval=settings.prefill_interval,
+        record=record,
+    )
 
 
-def _kind(settings: EngineSettings) -> Callable[..., Engine]:
+def _kind(settings: EngineSettings) -> Callable[..., Rank]:
     if type(settings) is not EngineSettings:
         return _other_kind(settings)
     if settings.speculation is not None:
@@ -63,11 +67,11 @@ def _kind(settings: EngineSettings) -> Callable[..., Engine]:
     return VllmEngine
 
 
-def _other_kind(settings: EngineSettings) -> Callable[..., Engine]:
+def _other_kind(settings: EngineSettings) -> Callable[..., Rank]:
     """Of an engine whose settings are more than those of vLLM."""
-    from twin.engine.sglang import SglangEngine, SglangSettings
-
     if isinstance(settings, SglangSettings):
+        from twin.engine.sglang import SglangEngine
+
         return SglangEngine
     from twin.engine.speculative import SpeculativeTrtllmEngine
     from twin.engine.trtllm import TrtllmEngine

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from twin.engine.core import EngineParts
 from twin.engine.host import HostTier
 from twin.engine.plan import StepPlan
 from twin.engine.pool import Hold, Match
 from twin.engine.sequence import Phase, Sequence
 from twin.engine.settings import EngineSettings
-from twin.engine.steplog import Row
 from twin.engine.vllm import VllmEngine
-from twin.perf.protocol import LatencyModel
 
 
 class HostLoad:
@@ -35,24 +34,8 @@ class HostLoad:
 class OffloadEngine(VllmEngine):
     """`pending_loads` have begun now; whoever owns the clock takes them and calls `loaded` when they have come up."""
 
-    def __init__(
-        self,
-        settings: EngineSettings,
-        latency: LatencyModel,
-        *,
-        worker_id: int = 0,
-        record: Callable[[Row], None] | None = None,
-        kv_events: bool = False,
-        leap_past_evictions: bool = True,
-    ) -> None:
-        super().__init__(
-            settings,
-            latency,
-            worker_id=worker_id,
-            record=record,
-            kv_events=kv_events,
-            leap_past_evictions=leap_past_evictions,
-        )
+    def __init__(self, settings: EngineSettings, parts: EngineParts) -> None:
+        super().__init__(settings, parts)
         tier = settings.host
         assert tier is not None
         self.host = HostTier(tier.blocks, tier.block_bytes)

@@ -111,6 +111,20 @@ class RadixCache:
             node = child
         return pos
 
+    def lacking(self, branch: Branch, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Those pages of the spans of a branch that are not in the tree: all behind the first that is not."""
+        above: list[tuple[Branch, int]] = []
+        end, at = max((hi for _, hi in spans), default=0), branch
+        limit = end
+        while True:
+            if end > at.start:
+                above.append((at, end))
+            if at.parent is None:
+                break
+            end, at = min(end, at.start), at.parent
+        there = self.peek(tuple(reversed(above)), limit)
+        return [(max(lo, there), hi) for lo, hi in spans if hi > there]
+
     def match(self, pieces: Pieces, limit: int, stamp: Stamp) -> tuple[Node, int]:
         """The node at which the cached prefix ends, and its pages; nodes passed whole are touched."""
         return self._walk(self.root, pieces, 0, 0, limit, stamp)

@@ -6,19 +6,59 @@ go to the ranks in turn. It looks like one engine from outside and never moves a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from typing import Protocol
 
-from policies.cluster.blocks import BlockRun
+from policies.cluster.blocks import BlockRun, Branch
 from twin.engine.batch import DecodeBatch
+from twin.engine.core import CachePool
 from twin.engine.plan import Outcome, StepPlan
-from twin.engine.pool import BlockPool
+from twin.engine.protocol import Engine
 from twin.engine.sequence import Sequence
 from twin.engine.settings import EngineSettings
 from twin.engine.steplog import Row
 from twin.engine.ticks import instant
-from twin.engine.vllm import VllmEngine
 from twin.perf.pieces import steps_on_this_side
 from twin.perf.protocol import DecodePiece, LatencyModel
+
+
+class RankPool(CachePool, Protocol):
+    """The pool of one rank, which can also say what it does not have."""
+
+    stored: list[BlockRun]
+    removed: list[BlockRun]
+
+    def lacking(self, branch: Branch, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Those blocks of the spans of a branch that are not in this pool."""
+        ...
+
+
+class Rank(Engine, Protocol):
+    """An engine whose pace somebody else can set; see `EngineCore`, which every scheduler inherits."""
+
+    worker_id: int
+    preemptions: int
+
+    @property
+    def waiting(self) -> Collection[Sequence]: ...
+
+    @property
+    def running(self) -> Collection[Sequence]: ...
+
+    @property
+    def pool(self) -> RankPool: ...
+
+    def shut(self, shut: bool) -> None: ...
+
+    def own_pace(self) -> DecodePiece: ...
+
+    def pace(self) -> DecodePiece | None: ...
+
+    def set_pace(self, step: StepPlan | None, piece: DecodePiece | None) -> None: ...
+
+    def shorten(self, step: StepPlan, steps: int) -> None: ...
+
+    def emitted_at(self, at_s: float) -> bool: ...
 
 
 class RankedEngine:
@@ -31,7 +71,7 @@ class RankedEngine:
 
     def __init__(
         self,
-        build: Callable[[Callable[[Row], None] | None], VllmEngine],
+        build: Callable[[Callable[[Row], None] | None], Rank],
         ranks: int,
         *,
         interval: int = 1,
@@ -47,7 +87,7 @@ class RankedEngine:
         self._turn = 0
         self._latest = 0
         self._rank_of: dict[Sequence, int] = {}
-        self._in_pace: list[VllmEngine] = []  # ranks that decoded together in the step that was planned last
+        self._in_pace: list[Rank] = []  # ranks that decoded together in the step that was planned last
         self._parts: list[StepPlan | None] = [None] * ranks  # of the step that was planned last
 
     # ------------------------------------------------------------ what it looks like
@@ -157,12 +197,16 @@ class RankedEngine:
         ranks = self.ranks
         shut = [self._is_shut(at) for at in range(len(ranks))]
         decoding = [rank for rank in ranks if rank.batch.size]
-        in_pace = decoding == self._in_pace and all(rank.has_pace() for rank in decoding)
+        paces = [rank.pace() for rank in decoding]
+        in_pace = decoding == self._in_pace and None not in paces
         for at, rank in enumerate(ranks):
             rank.shut(shut[at])
             if not in_pace:
                 rank.set_pace(None, None)
             self._parts[at] = rank.plan(now_s)
+        decoding = [rank for rank in ranks if rank.batch.size]  # planning can change a batch
+        if in_pace:
+            in_pace = decoding == self._in_pace and all(a.pace() is b for a, b in zip(decoding, paces, strict=True))
         if not self._planned():
             return None
         for at, rank in enumerate(ranks):
@@ -257,7 +301,7 @@ class RankedEngine:
         self._record()
         return outcome
 
-    def _planned(self) -> list[tuple[VllmEngine, StepPlan]]:
+    def _planned(self) -> list[tuple[Rank, StepPlan]]:
         return [(rank, part) for rank, part in zip(self.ranks, self._parts, strict=True) if part is not None]
 
     def _agree(self, step: StepPlan) -> None:
@@ -301,7 +345,7 @@ class RankedEngine:
             rank.audit()
 
 
-def _group_plan(start_s: float, planned: list[tuple[VllmEngine, StepPlan]]) -> StepPlan:
+def _group_plan(start_s: float, planned: list[tuple[Rank, StepPlan]]) -> StepPlan:
     """A step of the group with what its ranks' parts add up to."""
     step = StepPlan(start_s)
     for _, part in planned:
@@ -334,7 +378,7 @@ class RankPools:
     A block counts as removed from the worker when no rank has it any more.
     """
 
-    def __init__(self, pools: list[BlockPool]) -> None:
+    def __init__(self, pools: list[RankPool]) -> None:
         self._pools = pools
 
     @property

@@ -119,6 +119,16 @@ class Sequence:
         """Prompt plus the outputs known; stale while in the decode batch."""
         return self.prompt + self.outputs
 
+    def let_in(self, now_s: float, hit_tokens: int) -> None:
+        """It is admitted with so many tokens found in a cache: for the first time, or again."""
+        if self.admit_s is None:
+            self.admit_s = now_s
+            self.cached_tokens = hit_tokens
+        else:
+            self.readmissions += 1
+        if hit_tokens > self.reused_tokens:
+            self.reused_tokens = hit_tokens
+
     def pieces(self, block_size: int) -> tuple[tuple[Branch, int], ...]:
         """The content of all complete blocks of the known tokens, generated ones included."""
         if not self.outputs:

@@ -65,3 +65,20 @@ class EngineSettings:
     def longest_prompt_tokens(self) -> int:
         """The longest prompt that the pool can hold and go on with."""
         return self.blocks * self.block_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SglangSettings(EngineSettings):
+    """`schedule_policy` is "fifo" or "lpm" (longest cached prefix first). A prefill step computes at most
+    `chunked_prefill_size` tokens and lets in at most `max_prefill_tokens`; after one, `prefill_decode_interval` decode
+    steps let nobody in. Of a request's outputs still to come, `clip_max_new_tokens` count for admission.
+    `free_recompute`: on a decode worker, computing again after a retraction takes no time (the reference's rule).
+    """
+
+    schedule_policy: str
+    chunked_prefill_size: int
+    max_prefill_tokens: int
+    schedule_conservativeness: float
+    clip_max_new_tokens: int
+    prefill_decode_interval: int
+    free_recompute: bool = False

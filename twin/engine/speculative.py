@@ -6,39 +6,21 @@ burst are there before a step begins, and those that were not needed go back at 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+from twin.engine.core import EngineParts
 from twin.engine.drafts import Drafts
 from twin.engine.plan import StepPlan
 from twin.engine.sequence import Sequence
 from twin.engine.settings import EngineSettings
-from twin.engine.steplog import Row
 from twin.engine.trtllm import TrtllmEngine
 from twin.engine.vllm import VllmEngine
-from twin.perf.protocol import LatencyModel, PrefillChunk
+from twin.perf.protocol import PrefillChunk
 
 
 class SpeculativeEngine(VllmEngine):
     """A vLLM replica with speculative decoding; `settings.speculation` must be set."""
 
-    def __init__(
-        self,
-        settings: EngineSettings,
-        latency: LatencyModel,
-        *,
-        worker_id: int = 0,
-        record: Callable[[Row], None] | None = None,
-        kv_events: bool = False,
-        leap_past_evictions: bool = True,
-    ) -> None:
-        super().__init__(
-            settings,
-            latency,
-            worker_id=worker_id,
-            record=record,
-            kv_events=kv_events,
-            leap_past_evictions=leap_past_evictions,
-        )
+    def __init__(self, settings: EngineSettings, parts: EngineParts) -> None:
+        super().__init__(settings, parts)
         assert settings.speculation is not None
         self._drafts = Drafts(settings.speculation, settings.blocks * settings.block_size)
         self._first_decodes = settings.speculation.in_prefill

@@ -11,14 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from policies.errors import InvariantError
+from twin.engine.core import EngineParts
 from twin.engine.ledger import Ledger
 from twin.engine.plan import Outcome
 from twin.engine.pool import NO_MATCH, BlockPool, Match
 from twin.engine.sequence import Phase, Sequence
 from twin.engine.settings import EngineSettings
-from twin.engine.steplog import Row
 from twin.engine.vllm import VllmEngine
-from twin.perf.protocol import LatencyModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,24 +35,8 @@ class TrtllmSettings(EngineSettings):
 class TrtllmEngine(VllmEngine):
     """One TensorRT-LLM replica; see `VllmEngine` for how it is driven."""
 
-    def __init__(
-        self,
-        settings: TrtllmSettings,
-        latency: LatencyModel,
-        *,
-        worker_id: int = 0,
-        record: Callable[[Row], None] | None = None,
-        kv_events: bool = False,
-        leap_past_evictions: bool = True,
-    ) -> None:
-        super().__init__(
-            settings,
-            latency,
-            worker_id=worker_id,
-            record=record,
-            kv_events=kv_events,
-            leap_past_evictions=leap_past_evictions,
-        )
+    def __init__(self, settings: TrtllmSettings, parts: EngineParts) -> None:
+        super().__init__(settings, parts)
         guaranteed = settings.capacity_policy == "guaranteed_no_evict"
         kind: type[FullHitLedger] = NoEvictLedger if guaranteed else FullHitLedger
         self.ledger = self._promises = kind(self.pool, settings.block_size, caching=settings.prefix_caching)

@@ -8,59 +8,33 @@ changes no result. Rules and their evidence: docs/parity.md.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 
 from policies.cluster.ids import Leg
 from policies.errors import EngineError
-from twin.engine.batch import DecodeBatch
-from twin.engine.epoch import Epoch
-from twin.engine.leaping import Leaping
+from twin.engine.core import EngineCore, EngineParts
 from twin.engine.ledger import Ledger
 from twin.engine.plan import Outcome, StepPlan
 from twin.engine.pool import BlockPool, Match
 from twin.engine.sequence import Phase, Sequence
 from twin.engine.settings import EngineSettings
-from twin.engine.steplog import Row, StepLog
 from twin.engine.ticks import instant
-from twin.perf.protocol import DecodePiece, LatencyModel, PrefillChunk
+from twin.perf.protocol import PrefillChunk
 
 
-class VllmEngine(Leaping):
-    """One engine replica. The caller owns the clock: `submit`, then `plan(now)`, wait, `commit(plan)`, and again.
+class VllmEngine(EngineCore):
+    """One vLLM replica."""
 
-    `record`, when given, takes one row per step or leap in the order of `reports.record.STEP_COLUMNS`.
-    """
+    pool: BlockPool
 
-    def __init__(
-        self,
-        settings: EngineSettings,
-        latency: LatencyModel,
-        *,
-        worker_id: int = 0,
-        record: Callable[[Row], None] | None = None,
-        kv_events: bool = False,
-        leap_past_evictions: bool = True,
-    ) -> None:
-        self.settings = settings
-        self.latency = latency
-        self.worker_id = worker_id
-        self.pool: BlockPool = BlockPool(settings.blocks, events=kv_events)
+    def __init__(self, settings: EngineSettings, parts: EngineParts) -> None:
+        super().__init__(settings, parts)
+        self.pool = BlockPool(settings.blocks, events=parts.kv_events)
         self.ledger = Ledger(self.pool, settings.block_size, caching=settings.prefix_caching)
-        self.batch = DecodeBatch(settings.block_size)
-        self.waiting: deque[Sequence] = deque()
-        self.running: dict[Sequence, None] = {}
-        self.activated: list[Sequence] = []
         self._holds_back: bool | None = None  # None: no such rule here
-        self.preemptions = 0
-        self._leap_past_evictions = leap_past_evictions
-        self._log = StepLog(worker_id, record)
-        self._epoch = Epoch()
         self._partial: Sequence | None = None  # the one running request whose prompt is not complete
         self._blocked = False  # the head of waiting cannot enter until the batch changes
         self._literally = False  # running holds more than a decode batch and one partial prefill at its end
-        self._order = 0
         self._whole = not settings.chunked_prefill or settings.exclusive_prefill  # a prompt is one step's work
-        self._is_shut = False  # nobody may begin a prompt in this step
         self._first_decodes = False  # whoever makes a first token pays for a decode too (speculative.py)
 
     # ------------------------------------------------------------ requests in and out
@@ -118,10 +92,6 @@ class VllmEngine(Leaping):
             return seq.outputs, seq.last_token_s
         return self.batch.length(seq) - seq.prompt, self._log.last_token_s(seq)
 
-    @property
-    def idle(self) -> bool:
-        return not self.running and not self.waiting and not self.activated
-
     # ------------------------------------------------------------ hand-off
 
     def release(self, seq: Sequence) -> None:
@@ -169,29 +139,7 @@ class VllmEngine(Leaping):
         """Whether whoever waits cannot enter before the batch changes, so that a newcomer behind changes nothing."""
         return self._blocked and len(self.waiting) > 1
 
-    def load(self, step: StepPlan | None, at_s: float) -> tuple[int, int, int, int]:
-        """Running, waiting, active and cached blocks at `at_s`, within the planned `step`. Touches nothing."""
-        pool = self.pool
-        taken = freed = 0
-        if step is not None and not step.mixed and not step.literal:
-            steps = 1
-            if step.steps > 1:
-                steps = self._epoch.steps_to(at_s, step.start_s, step.end_s, step.steps)
-            taken = self.batch.crossings(steps)
-            freed = max(0, taken - pool.free)
-        return len(self.running), len(self.waiting), pool.active + taken, pool.inactive - freed
-
     # ------------------------------------------------------------ plan
-
-    def plan(self, now_s: float) -> StepPlan | None:
-        """Decide the next step or leap and take what it needs; None when there is nothing to do.
-
-        Raises EngineError when requests are open and none of them can ever proceed.
-        """
-        step = self._plan(now_s)
-        if step is not None:
-            step.waiting = len(self.waiting) + len(self.activated)
-        return step
 
     def _plan(self, now_s: float) -> StepPlan | None:
         step = StepPlan(now_s)
@@ -253,70 +201,13 @@ class VllmEngine(Leaping):
         batch, pool = self.batch, self.pool
         if batch.size > self.settings.max_num_batched_tokens or batch.crossings(1) > pool.free + pool.inactive:
             return self._plan_literal(step)
-        epoch = self._epoch
-        piece = epoch.piece
-        if piece is None or epoch.done >= piece.steps:
-            piece = self.latency.decode_piece(batch.size, batch.ctx_tokens)
-            epoch.begin(piece, step.start_s)
-        self._stretch(step)
+        self._plan_batch(step)
         return step
 
-    def _stretch(self, step: StepPlan) -> None:
-        """Make a decode plan as long as is certain, or one step when leaping is off."""
-        batch, pool, epoch, piece = self.batch, self.pool, self._epoch, self._epoch.piece
-        steps = 1
-        step.decodes = batch.size
-        step.evict_s = None
-        if self.settings.leap and piece is not None:
-            steps = batch.next_finish()
-            if piece.steps - epoch.done < steps:
-                steps = piece.steps - epoch.done
-            steps = batch.steps_within(steps, pool.free + pool.inactive)
-            if pool.events and steps > 1:
-                until = 1 if pool.removed else batch.steps_within(steps, pool.free) + 1
-                if until < steps:
-                    if self._leap_past_evictions:
-                        step.evict_s = epoch.end_s(until)
-                    else:
-                        steps = until
-        step.steps = steps
-        step.end_s = epoch.end_s(steps)
-
-    # ------------------------------------------------------------ one rank of a group that waits for its slowest
-
     def shut(self, shut: bool) -> None:
-        """Whether nobody may begin a prompt in the next step."""
         if shut is not self._is_shut:
             self._is_shut = shut
             self._blocked = False
-
-    def own_pace(self) -> DecodePiece:
-        """What the steps of this batch would last from here on if nobody else had to be waited for."""
-        return self.latency.decode_piece(self.batch.size, self.batch.ctx_tokens)
-
-    def has_pace(self) -> bool:
-        """Whether the step times that were last set still hold for the batch."""
-        piece = self._epoch.piece
-        return piece is not None and self._epoch.done < piece.steps
-
-    def set_pace(self, step: StepPlan | None, piece: DecodePiece | None) -> None:
-        """The decode steps from the start of `step` on last what `piece` says; without one, ask again."""
-        if piece is None or step is None:
-            self._epoch.piece = None
-        else:
-            self._epoch.begin(piece, step.start_s)
-            self._stretch(step)
-
-    def shorten(self, step: StepPlan, steps: int) -> None:
-        """Cut a decode plan to its first `steps` steps."""
-        step.steps = steps
-        step.end_s = self._epoch.end_s(steps)
-        if step.evict_s is not None and step.evict_s >= step.end_s:
-            step.evict_s = None
-
-    def emitted_at(self, at_s: float) -> bool:
-        """Whether every member of the decode batch made a token at `at_s`."""
-        return not self._log.late and self._log.emitted_s == at_s
 
     def _advance(self, step: StepPlan) -> None:
         """Decode steps are over: blocks taken, rows written, totals moved on."""
@@ -493,13 +384,7 @@ class VllmEngine(Leaping):
 
     def _start(self, seq: Sequence, now_s: float, hit_tokens: int) -> None:
         """Put a sequence at the end of running."""
-        if seq.admit_s is None:
-            seq.admit_s = now_s
-            seq.cached_tokens = hit_tokens
-        else:
-            seq.readmissions += 1
-        if hit_tokens > seq.reused_tokens:
-            seq.reused_tokens = hit_tokens
+        seq.let_in(now_s, hit_tokens)
         self._order += 1
         seq.order = self._order
         seq.phase = Phase.PREFILL

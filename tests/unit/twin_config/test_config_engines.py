@@ -8,8 +8,7 @@ from policies.errors import ConfigError
 from twin.cluster import build_groups
 from twin.config_lists import accept_rates, graph_sizes
 from twin.config_read import load
-from twin.engine.settings import Speculation
-from twin.engine.sglang import SglangSettings
+from twin.engine.settings import SglangSettings, Speculation
 from twin.engine.trtllm import TrtllmSettings
 
 
