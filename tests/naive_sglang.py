@@ -5,6 +5,7 @@ It shares no code with `twin.engine`, so that agreement means something. Only fo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from twin.perf.protocol import LatencyModel, PrefillChunk
@@ -38,6 +39,9 @@ class Job:
     reused: int = 0
     first_reuse: int = 0
     readmissions: int = 0
+    from_host: int = 0  # pages, at its first admission
+    told: int = 0  # pages that the host has been told of
+    has_drafts: bool = False
     failed: bool = False
 
     def tokens(self) -> list[tuple]:
@@ -49,6 +53,48 @@ class Job:
     @property
     def left(self) -> int:
         return self.limit - self.outputs
+
+
+class NaiveHost:
+    """Host memory as a list of pages, each named by all tokens up to its end; the oldest first."""
+
+    def __init__(self, capacity: int, load_s: float, *, on_store: bool, overlap: bool) -> None:
+        self.capacity, self.load_s, self.on_store, self.overlap = capacity, load_s, on_store, overlap
+        self.pages: list[tuple] = []
+        self.pinned: list[tuple] = []
+        self.due: list[list[tuple]] = []
+        self.free_s = 0.0
+        self.loaded = 0
+
+    def put(self, page: tuple) -> None:
+        if page in self.pages or page in self.pinned:
+            return
+        if len(self.pages) + len(self.pinned) >= self.capacity:
+            if not self.pages:
+                return
+            self.pages.pop(0)
+        self.pages.append(page)
+
+    def pin(self, pages: list[tuple]) -> None:
+        self.due.append(pages)
+        for page in pages:
+            self.pages.remove(page)
+            self.pinned.append(page)
+
+    def end_s(self, now_s: float, took_s: float) -> float:
+        pages = sum(len(load) for load in self.due)
+        if not pages:
+            return round(now_s + took_s, 9)
+        self.loaded += pages
+        self.free_s = round(max(now_s, self.free_s) + pages * self.load_s, 9)
+        return round(max(self.free_s, now_s + took_s) if self.overlap else self.free_s + took_s, 9)
+
+    def came_up(self) -> None:
+        for load in self.due:
+            for page in reversed(load):
+                self.pinned.remove(page)
+                self.pages.append(page)
+        self.due = []
 
 
 class NaiveSglang:
@@ -66,6 +112,9 @@ class NaiveSglang:
         clip: int = 4096,
         interval: int = 0,
         caching: bool = True,
+        host: NaiveHost | None = None,
+        drafts: int = 0,
+        holds: Callable[[Job, int], bool] = lambda job, k: False,
     ) -> None:
         self.latency = latency
         self.bs, self.capacity, self.slots = block_size, blocks, max_num_seqs
@@ -79,7 +128,10 @@ class NaiveSglang:
         self.root = Node([], None, 0)
         self.free = blocks
         self.clock = 0
-        self.shut = 0  # steps until prompts are admitted again
+        self.closed = 0  # steps until prompts are admitted again
+        self.shut = False  # nobody may begin a prompt in this step
+        self.host, self.drafts, self.holds = host, drafts, holds
+        self.todo: tuple[str, list[Job], dict[Job, int]] = ("", [], {})
         self.done: list[Job] = []
 
     # ---- the tree
@@ -157,6 +209,10 @@ class NaiveSglang:
             leaf = min((n for n in self.nodes() if not n.locks and not n.children), key=lambda n: n.stamp)
             gone = min(len(leaf.pages), pages - self.free)
             first = leaf.pages[0]
+            if self.host is not None and not self.host.on_store:
+                above = self.above(leaf)
+                for at in range(len(leaf.pages), len(leaf.pages) - gone, -1):
+                    self.host.put(tuple(above + leaf.pages[:at]))
             del leaf.pages[len(leaf.pages) - gone :]
             self.free += gone
             if not leaf.pages:
@@ -164,6 +220,35 @@ class NaiveSglang:
                 del leaf.parent.children[first]
         self.free -= pages
         return True
+
+    def above(self, node: Node) -> list[tuple]:
+        """The pages on the way to a node."""
+        pages: list[tuple] = []
+        at = node.parent
+        while at is not None:
+            pages = at.pages + pages
+            at = at.parent
+        return pages
+
+    def store(self, job: Job) -> None:
+        """With a host that keeps copies: what a job has in the tree goes down too."""
+        if self.host is not None and self.host.on_store:
+            pages = self.pages(job, job.slots)
+            for at in range(job.in_tree, job.told, -1):
+                self.host.put(tuple(pages[:at]))
+            job.told = job.in_tree
+
+    def below(self, job: Job, cached: int) -> list[tuple]:
+        """The pages behind the `cached` ones that host memory has; short stretches do not count."""
+        if self.host is None:
+            return []
+        pages, found = self.pages(job, len(job) - 1), []
+        for at in range(cached + 1, len(pages) + 1):
+            name = tuple(pages[:at])
+            if name not in self.host.pages and name not in self.host.pinned:
+                break
+            found.append(name)
+        return found if len(found) * self.bs >= 10 else []
 
     def publish(self, job: Job) -> None:
         new = self.pages(job, job.slots)[job.in_tree :]
@@ -193,6 +278,8 @@ class NaiveSglang:
         job.node = node
 
     def give_back(self, job: Job) -> None:
+        self.store(job)
+        job.has_drafts = False
         self.free += job.private
         self.lock(job.node, -1)
         job.node, job.private, job.in_tree, job.slots = None, 0, 0, 0
@@ -231,36 +318,45 @@ class NaiveSglang:
             job = self.waiting[0]
             goes_on = job.slots > 0
             node = job.node
+            more: list[tuple] = []
             if goes_on:
                 start = job.slots
             else:
-                start = self.peek(job, len(job) - 1) * self.bs
+                cached = self.peek(job, len(job) - 1)
+                more = self.below(job, cached)
+                start = (cached + len(more)) * self.bs
             ext = len(job) - start
             take = ext if self.whole(ext) <= chunk else chunk // self.bs * self.bs
             if not take:
                 break
             charge = self.whole(take)
             reserve = min(job.left, self.clip) if take == ext else 0
-            if charge + reserve >= total or charge > budget or charge > chunk:
+            if charge + reserve + len(more) * self.bs >= total or charge > budget or charge > chunk:
                 break
             if not goes_on:
                 node = self.match(job)[0]
                 self.lock(node, 1)
-            if not self.take(charge // self.bs):
+            if self.host is not None and more and charge // self.bs + len(more) <= self.room():
+                self.host.pin(more)
+            if not self.take(charge // self.bs + len(more)):
                 if not goes_on:
                     self.lock(node, -1)
                 break
             self.waiting.pop(0)
             if not goes_on:
-                job.node, job.in_tree = node, start // self.bs
+                job.node, job.in_tree = node, start // self.bs - len(more)
+                job.private, job.slots = len(more), start
+                self.publish(job)
+                job.told = job.in_tree
                 if job.admit_s is None:
                     job.admit_s, job.first_reuse = now_s, start
+                    job.from_host = len(more)
                 else:
                     job.readmissions += 1
                 job.reused = max(job.reused, start)
             job.private += charge // self.bs
             job.slots = start + take
-            total -= charge + reserve
+            total -= charge + reserve + len(more) * self.bs
             budget -= charge
             chunk -= charge
             work.append((job, PrefillChunk(take, start, 0, start < len(job.prompt) <= job.slots)))
@@ -268,21 +364,38 @@ class NaiveSglang:
 
     def step(self, now_s: float) -> float:
         """Schedule and carry out one step; returns when it ends."""
-        if self.shut and self.running:
-            self.shut -= 1
-            work = []
-        else:
-            work = self.admit(now_s)
+        end_s = self.schedule(now_s)
+        self.emit(end_s)
+        return end_s
+
+    def schedule(self, now_s: float) -> float:
+        """Decide what the step computes; returns when it ends."""
+        self.todo = ("", [], {})
+        work = [] if self.shut or (self.closed and self.running) else self.admit(now_s)
         if work:
-            self.shut = self.interval
-            end_s = round(now_s + self.latency.step_s([c for _, c in work], 0, 0, 0, 0), 9)
-            self.end_prefill([j for j, _ in work], end_s)
-            return end_s
-        if not self.running:
+            self.closed = self.interval
+            self.todo = ("prompts", [j for j, _ in work], {})
+            took_s = self.latency.step_s([c for _, c in work], 0, 0, 0, 0)
+            return round(now_s + took_s, 9) if self.host is None else self.host.end_s(now_s, took_s)
+        if self.running:
+            return self.decode(now_s)
+        if self.waiting:
             self.base, self.decays = min(self.base, self.floor), 0  # empty steps until it falls no more
             self.stuck()
-            return now_s
-        return self.decode(now_s)
+        return now_s
+
+    def emit(self, end_s: float) -> None:
+        """The scheduled step ends."""
+        what, jobs, ahead = self.todo
+        if what == "prompts":
+            if self.host is not None:
+                self.host.came_up()
+            self.end_prefill(jobs, end_s)
+        elif what == "decode":
+            self.end_decode(ahead, end_s)
+
+    def refuses(self, job: Job) -> bool:
+        return self.whole(len(job.prompt) + 1) > self.capacity * self.bs
 
     def stuck(self) -> None:
         """Nobody can enter an empty engine: prompts begun behind the head start again, else the head ends."""
@@ -300,12 +413,14 @@ class NaiveSglang:
         for job in reversed(jobs):
             if job.slots < len(job):
                 self.publish(job)
+                self.store(job)
                 self.waiting.insert(0, job)
         for job in jobs:
             if job.slots < len(job):
                 continue
             if not job.left:
                 self.publish(job)
+                self.store(job)
                 self.finish(job)
                 continue
             if job.left > 1:
@@ -315,15 +430,17 @@ class NaiveSglang:
                     continue
                 job.private += need
                 job.slots += 1
-            self.emit(job, end_s)
+            self.make(job, end_s)
             self.publish(job)
+            self.store(job)
             if not job.left:
                 self.finish(job)
             else:
+                job.has_drafts = True
                 self.running.append(job)
 
-    def emit(self, job: Job, end_s: float) -> None:
-        job.outputs += 1
+    def make(self, job: Job, end_s: float, tokens: int = 1) -> None:
+        job.outputs += tokens
         job.first_s = end_s if job.first_s is None else job.first_s
         job.last_s = end_s
 
@@ -331,13 +448,25 @@ class NaiveSglang:
         self.give_back(job)
         self.done.append(job)
 
+    def ahead(self, job: Job) -> int:
+        """Drafts that a job verifies in the next step."""
+        if not job.has_drafts:
+            return 0
+        slots = self.capacity * self.bs - 1 - len(job)
+        if len(self.running) == 1:
+            slots = (-(-job.slots // self.bs) + self.room()) * self.bs - job.slots - 1
+        return max(0, min(self.drafts, job.left - 1, slots))
+
     def growth(self) -> int:
-        return sum(1 for j in self.running if j.slots % self.bs == 0)
+        return sum(self.more(job, 1 + self.ahead(job)) for job in self.running)
+
+    def more(self, job: Job, tokens: int) -> int:
+        return -(-(job.slots + tokens) // self.bs) - -(-job.slots // self.bs)
 
     def decode(self, now_s: float) -> float:
         retracted = False
         while self.growth() > self.room() and len(self.running) > 1:
-            victim = min(self.running, key=lambda j: j.outputs)
+            victim = self.running[-1] if self.drafts else min(self.running, key=lambda j: j.outputs)
             self.running.remove(victim)
             self.give_back(victim)
             self.waiting.append(victim)
@@ -362,17 +491,29 @@ class NaiveSglang:
             self.decays = 0
         else:
             self.decays += 1
-        self.take(self.growth())
-        end_s = round(now_s + self.latency.decode_piece(len(self.running), sum(len(j) for j in self.running)).g0, 9)
+        ahead = {job: self.ahead(job) for job in self.running}
+        self.taken = self.growth()
+        self.take(self.taken)
+        self.todo = ("decode", [], ahead)
+        self.closed = max(0, self.closed - 1)  # a step of no time is none
+        return round(now_s + self.latency.decode_piece(len(self.running), sum(len(j) for j in self.running)).g0, 9)
+
+    def end_decode(self, ahead: dict[Job, int], end_s: float) -> None:
+        self.free += self.taken
         for job in list(self.running):
-            job.private += job.slots % self.bs == 0
-            job.slots += 1
-            self.emit(job, end_s)
+            made = 1
+            while made <= ahead[job] and self.holds(job, made - 1):
+                made += 1
+            pages = self.more(job, made)
+            self.free -= pages
+            job.private += pages
+            job.slots += made
+            self.make(job, end_s, made)
             self.publish(job)
+            job.has_drafts = True
             if not job.left:
                 self.running.remove(job)
                 self.finish(job)
-        return end_s
 
     # ---- a whole trace
 
@@ -384,10 +525,7 @@ class NaiveSglang:
                 now_s = max(now_s, coming[0].arrival_s)
             while coming and coming[0].arrival_s <= now_s:
                 job = coming.pop(0)
-                if self.whole(len(job.prompt) + 1) > self.capacity * self.bs:
-                    self.done.append(job)
-                else:
-                    self.waiting.append(job)
+                (self.done if self.refuses(job) else self.waiting).append(job)
             if self.waiting or self.running:
                 now_s = self.step(now_s)
                 steps += 1

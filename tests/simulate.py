@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from policies.cluster.actions import Action, Dispatch
@@ -10,11 +11,14 @@ from policies.cluster.controller import Controller, Policy
 from policies.cluster.events import BlocksRemoved, BlocksStored, Event, RequestArrived
 from policies.cluster.ids import WorkerId
 from policies.cluster.state import ClusterView
-from twin.engine.settings import EngineSettings
+from twin.engine.settings import EngineSettings, SglangSettings
 from twin.mocker.demand import Demand, Row
 from twin.mocker.sinks import MemorySinks
 from twin.mocker.world import PROMPT, MockWorld, Observation, OpenRequest, WorkerSpec
 from twin.perf.protocol import LatencyModel
+
+KEY_TOKENS = 6
+"""Tokens of a hash id in generated traces."""
 
 
 def engine_settings(**changes: object) -> EngineSettings:
@@ -31,6 +35,21 @@ def engine_settings(**changes: object) -> EngineSettings:
         "preemption": "lifo",
     }
     return EngineSettings(**(base | changes))  # type: ignore[arg-type]
+
+
+def sglang_settings(**changes: object) -> SglangSettings:
+    """SGLang settings with the given ones changed; pages of one token."""
+    base = engine_settings(block_size=1)
+    sizes = {name: getattr(base, name) for name in base.__dataclass_fields__}
+    own: dict = {
+        "schedule_policy": "fifo",
+        "chunked_prefill_size": 8192,
+        "max_prefill_tokens": 16384,
+        "schedule_conservativeness": 1.0,
+        "clip_max_new_tokens": 4096,
+        "prefill_decode_interval": 0,
+    }
+    return SglangSettings(**(sizes | own | changes))  # type: ignore[arg-type]
 
 
 def trace_row(
@@ -122,6 +141,27 @@ class RowsDemand(Demand):
 
     def rows(self) -> Iterable[Row]:
         return iter(self._rows)
+
+
+def leap_or_not(
+    rows: Sequence[Row], setting: EngineSettings, latency: LatencyModel, *, events: bool, lag_s: float = 0.0
+) -> Seen:
+    """Two workers, once leaping and once step by step: nothing differs, nor what anybody can know of the caches when a
+    request arrives. Returns the run with leaps."""
+    leapt, stepped = (
+        simulate(
+            rows,
+            [(replace(setting, leap=leap), latency)] * 2,
+            key_tokens=KEY_TOKENS,
+            kv_events=events,
+            observe=Observation(kv_event_lag_s=lag_s),
+        )
+        for leap in (True, False)
+    )
+    assert leapt.sinks.requests == stepped.sinks.requests
+    assert leapt.events == stepped.events
+    assert leapt.watcher.notes == stepped.watcher.notes
+    return leapt
 
 
 def simulate(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from policies.cluster.ids import Role, WorkerId
-from policies.errors import CapabilityError
+from policies.errors import CapabilityError, ConfigError
 from twin.config import DISK_GB_PER_S, OBJECT_STORE_GB_PER_S, WARMUP_S, Config, WorkerGroup
 from twin.config_lists import accept_rates, graph_sizes
 from twin.engine.settings import EngineSettings, HostTierSettings, SglangSettings, Speculation
@@ -29,6 +29,8 @@ from twin.perf.models import find_model
 from twin.perf.protocol import LatencyModel
 
 PEER = "dynamo-1.6.1"
+RANKS_CONSERVATIVENESS = 0.3
+"""What SGLang multiplies its schedule_conservativeness by when attention is data parallel (its server arguments)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,11 +168,6 @@ def _latency(group: WorkerGroup, settings: EngineSettings) -> LatencyModel:
 
 def _settings(group: WorkerGroup, seed: int, *, peer: bool, leap: bool) -> EngineSettings:
     engine = group.engine
-    if engine.kind == "sglang" and group.dp > 1:
-        raise CapabilityError(
-            f"workers.{group.name}.dp = {group.dp}: ranks are not available for sglang in this version; "
-            "vllm and trtllm have them"
-        )
     blocks = engine.kv_blocks
     if blocks is None:
         hardware = group.latency.params.get("hardware")  # the user's own GPUs count for memory too
@@ -203,25 +200,14 @@ def _settings(group: WorkerGroup, seed: int, *, peer: bool, leap: bool) -> Engin
         "leap": leap,
         "ranks": group.dp,
         "prefill_interval": engine.prefill_schedule_interval,
-        "speculation": _speculation(group, seed, peer=peer),
+        "speculation": _speculation(group, seed, peer=peer and engine.kind != "sglang"),  # the reference has none there
     }
     if engine.host_blocks is not None:
         sizes["host"] = _host_tier(group)
     if engine.max_loras is not None and not peer:
         sizes["max_loras"] = _max_loras(group)
     if engine.kind == "sglang":
-        return SglangSettings(
-            **(sizes | {"max_num_batched_tokens": engine.chunked_prefill_size}),  # what a step can take in
-            exclusive_prefill=False,
-            preemption="lifo",
-            schedule_policy=engine.schedule_policy,
-            chunked_prefill_size=engine.chunked_prefill_size,
-            max_prefill_tokens=engine.max_prefill_tokens,
-            schedule_conservativeness=engine.schedule_conservativeness,
-            clip_max_new_tokens=engine.clip_max_new_tokens,
-            prefill_decode_interval=engine.prefill_decode_interval,
-            free_recompute=peer,
-        )
+        return _sglang(group, sizes, peer=peer)
     if engine.kind == "trtllm":
         from twin.engine.trtllm import TrtllmSettings
 
@@ -253,13 +239,38 @@ def _max_loras(group: WorkerGroup) -> int:
     return engine.max_loras
 
 
+def _sglang(group: WorkerGroup, sizes: dict[str, Any], *, peer: bool) -> SglangSettings:
+    """SGLang takes a chunk to be for all ranks of a worker, and dares more with attention data parallelism."""
+    engine = group.engine
+    chunk_tokens = engine.chunked_prefill_size // group.dp
+    if chunk_tokens < engine.block_size:
+        raise ConfigError(
+            f"workers.{group.name}.engine.chunked_prefill_size = {engine.chunked_prefill_size} leaves {chunk_tokens} "
+            f"tokens a step for each of {group.dp} ranks, less than a page of {engine.block_size}; make it "
+            f"{engine.block_size * group.dp} or more"
+        )
+    return SglangSettings(
+        **(sizes | {"max_num_batched_tokens": chunk_tokens}),  # what a step can take in
+        exclusive_prefill=False,
+        preemption="lifo",
+        schedule_policy=engine.schedule_policy,
+        chunked_prefill_size=chunk_tokens,
+        max_prefill_tokens=engine.max_prefill_tokens,
+        schedule_conservativeness=engine.schedule_conservativeness * (RANKS_CONSERVATIVENESS if group.dp > 1 else 1.0),
+        clip_max_new_tokens=engine.clip_max_new_tokens,
+        prefill_decode_interval=engine.prefill_decode_interval,
+        free_recompute=peer,
+    )
+
+
 def _host_tier(group: WorkerGroup) -> HostTierSettings:
     engine = group.engine
     assert engine.host_blocks is not None
-    if engine.kind != "vllm" or group.dp > 1 or engine.nextn or not engine.prefix_caching:
+    alone = group.dp == 1 and not engine.nextn
+    if engine.kind not in ("vllm", "sglang") or not engine.prefix_caching or (engine.kind == "vllm" and not alone):
         raise CapabilityError(
-            f"workers.{group.name}.engine.host_blocks: a host tier is there for vllm engines with prefix caching, one "
-            "rank and no speculation in this version"
+            f"workers.{group.name}.engine.host_blocks: a host tier needs prefix caching and an sglang engine, or a "
+            "vllm engine with one rank and no speculation"
         )
     block_bytes = engine.host_block_bytes
     if block_bytes is None:
@@ -272,6 +283,7 @@ def _host_tier(group: WorkerGroup) -> HostTierSettings:
         block_bytes=block_bytes,
         load_bytes_per_s=engine.host_load_gb_per_s * 1e9,
         trigger=engine.host_offload,
+        overlap=engine.host_load_overlap,
     )
 
 

@@ -127,7 +127,9 @@ class EngineConfig:
     schedule_policy: str = _key(
         "fifo", "sglang: who waits goes in by arrival, or longest cached prefix first", choices=("fifo", "lpm")
     )
-    chunked_prefill_size: int = _key(8192, "sglang: prompt tokens in a step at most", low=1, high=LARGEST)
+    chunked_prefill_size: int = _key(
+        8192, "sglang: prompt tokens in a step at most; with dp > 1 of all ranks together", low=1, high=LARGEST
+    )
     max_prefill_tokens: int = _key(16_384, "sglang: prompt tokens admitted in a step at most", low=1, high=LARGEST)
     schedule_conservativeness: float = _key(
         1.0, "sglang: weight of the outputs that running requests still make when others ask to enter", above=0
@@ -155,12 +157,19 @@ class EngineConfig:
         absent="all that loras lists",
     )
     host_blocks: int | None = _key(
-        None, "blocks of a host-memory tier below the pool", low=1, high=LARGEST, absent="no host tier"
+        None,
+        "blocks of a host-memory tier below the pool (vllm, sglang); with dp > 1 of each rank",
+        low=1,
+        high=LARGEST,
+        absent="no host tier",
     )
     host_offload: str = _key(
         "on_evict", "when blocks go down: as they are evicted, or as soon as complete", choices=("on_evict", "on_store")
     )
     host_load_gb_per_s: float = _key(32.0, "how fast blocks come back up, GB = 1e9 bytes", above=0)
+    host_load_overlap: bool = _key(
+        True, "sglang: prompts are computed layer by layer behind what comes up; if false, after it"
+    )
     host_block_bytes: int | None = _key(
         None, "bytes of one block", low=1, high=2**62, absent="what the model and its KV format hold"
     )

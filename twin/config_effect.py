@@ -41,6 +41,7 @@ SGLANG_HAS_OTHERS = {
     "chunked_prefill": "sglang always cuts prompts at chunked_prefill_size",
     "exclusive_prefill": "with sglang prompts and decodes never share a step anyway",
 }
+HOST_KEYS = ("host_offload", "host_load_gb_per_s", "host_load_overlap", "host_block_bytes")
 PURE_TIME_MODELS = ("fixed", "polynomial")
 
 
@@ -133,7 +134,7 @@ def _sizes_of_what_moves(config: Config, group: WorkerGroup) -> set[str]:
         found |= {"model", "gpu", "weights", "ep", "pp"}
     if group.engine.host_blocks is not None:
         found |= {"model", "kv"} if group.engine.host_block_bytes is None else set()
-        found |= {"gpu", "pp"} if group.links.host is not None else set()
+        found |= {"gpu", "pp"} if group.links.host is not None and group.engine.kind != "sglang" else set()
     return found
 
 
@@ -142,10 +143,10 @@ def _scheduler(group: WorkerGroup) -> Iterator[tuple[str, str]]:
     engine = group.engine
     changed = set(_changed(engine, [entry.name for entry in keys_of(EngineConfig)]))
     if engine.host_blocks is None:
-        for name in ("host_offload", "host_load_gb_per_s", "host_block_bytes"):
+        for name in HOST_KEYS:
             if name in changed:
                 yield f"workers.{group.name}.engine.{name}", "there is no host tier: host_blocks is not set"
-    elif group.links.host is not None and "host_load_gb_per_s" in changed:
+    elif group.links.host is not None and engine.kind != "sglang" and "host_load_gb_per_s" in changed:
         yield f"workers.{group.name}.engine.host_load_gb_per_s", "links.host says what loads cross"
     if engine.kind == "trtllm":
         idle = {
@@ -158,20 +159,22 @@ def _scheduler(group: WorkerGroup) -> Iterator[tuple[str, str]]:
         idle |= SGLANG_HAS_OTHERS
     else:
         idle |= dict.fromkeys(SGLANG_KEYS, f"it belongs to sglang, and {engine.kind} is asked for")
-    if engine.nextn and engine.kind != "trtllm":
+    if engine.nextn and engine.kind == "vllm":
         idle["exclusive_prefill"] = "with speculative decoding prompts are computed beside decodes"
     if group.dp == 1:
         idle["prefill_schedule_interval"] = "there is one rank (dp = 1)"
+    elif engine.kind == "sglang":
+        idle["prefill_schedule_interval"] = "sglang has prefill_decode_interval instead"
     elif engine.exclusive_prefill:
         idle["prefill_schedule_interval"] = "exclusive_prefill starts prompts first anyway"
     if not engine.nextn:
         idle["accept_rates"] = "nextn = 0, so there are no draft tokens"
     elif engine.accept_rates.count(",") >= engine.nextn:
         idle["accept_rates"] = f"nextn = {engine.nextn}, and it has more rates than that"
-    if engine.kind == "sglang":
-        idle["nextn"] = "the SGLang engine of this version has no draft tokens"
-    if engine.kind != "vllm" or group.dp > 1 or engine.nextn:
-        idle["host_blocks"] = "a host tier is there for vllm with one rank and without draft tokens"
+    if engine.kind == "trtllm" or (engine.kind == "vllm" and (group.dp > 1 or engine.nextn)):
+        idle["host_blocks"] = "a host tier is there for sglang, and for vllm with one rank and without draft tokens"
+    if engine.host_blocks is not None and engine.kind != "sglang":
+        idle["host_load_overlap"] = f"it belongs to sglang, and {engine.kind} is asked for"
     if engine.kind != "vllm" or engine.nextn or engine.host_blocks is not None:
         idle["max_loras"] = "a limit on adapters is there for vllm without draft tokens and without a host tier"
     if engine.cuda_graph_sizes is None:

@@ -14,6 +14,7 @@ from traces.load import Trace
 from twin.cluster import PEER, Group, power_of, startup_of
 from twin.config import Config, WorkerGroup
 from twin.config_text import to_plain
+from twin.engine.settings import SglangSettings
 from twin.mocker.starts import Start
 
 NOT_MODELLED = (
@@ -107,6 +108,10 @@ def cluster_line(group: Group) -> str:
         engine += f", {config.engine.capacity_policy}"
     if config.engine.kind == "sglang":
         engine += f", {config.engine.schedule_policy}"
+    if isinstance(settings, SglangSettings) and settings.ranks > 1:
+        engine += f", conservativeness {settings.schedule_conservativeness:g}"
+    if settings.host is not None:
+        engine += f", host tier of {settings.host.blocks:,} blocks"
     if settings.speculation is not None:
         engine += f", drafts accepted {'/'.join(f'{rate:g}' for rate in settings.speculation.accept_rates)}"
     if config.loras is not None:

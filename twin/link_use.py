@@ -20,6 +20,8 @@ def path_of(group: WorkerGroup, use: str) -> tuple[str, ...]:
 def why_idle(config: Config, group: WorkerGroup, use: str) -> str | None:
     """Why nothing of this kind moves over links in the run; None where it does, or would if the group named any."""
     if use == HOST:
+        if group.engine.kind == "sglang":
+            return "sglang loads within the step that needs the blocks, at engine.host_load_gb_per_s"
         return "there is no host tier: host_blocks is not set" if group.engine.host_blocks is None else None
     if use == WEIGHTS:
         return _why_no_weights(config, group)

@@ -35,6 +35,35 @@ def test_c20_without_the_tier_the_last_request_computes_everything(tmp_path: Pat
     assert run.report.meta.tiers["g1_hit_blocks"] == 0
 
 
+SGLANG = (
+    "workers.engine.kind=sglang",
+    "workers.engine.exclusive_prefill=false",
+    "workers.engine.chunked_prefill=true",
+    "workers.engine.block_size=64",
+    "workers.engine.kv_blocks=4",
+    *TIER[2:],
+)
+"""One page more than in the case: SGLang lets nobody in who would fill its pool to the last page."""
+
+
+@pytest.mark.parametrize(
+    ("sets", "ttft_ms"),
+    [
+        (["workers.engine.host_load_overlap=false"], 3.0),  # two pages of 0.5 ms, then two tokens
+        ([], 2.0),  # two tokens, layer by layer behind pages that take 1 ms
+        (["workers.engine.host_load_gb_per_s=2.097152"], 8.0),  # two pages of 4 ms hide the tokens
+        (["workers.engine.host_offload=on_store", "workers.engine.host_blocks=6"], 2.0),
+    ],
+)
+def test_c20_on_sglang(sets: list[str], ttft_ms: float, tmp_path: Path) -> None:
+    """As the case has it, and with SGLang's own way of loading while it computes."""
+    engine = dict(pair.split("=", 1) for pair in (*SGLANG, *sets))
+    run = toy("c20_tiers.jsonl", tmp_path / "run", *[f"{k}={v}" for k, v in engine.items()], key_tokens=64)
+    assert run.ms("ttft_s") == [130, 130, 130, ttft_ms]
+    assert run.requests("cached_tokens") == [0, 0, 0, 128]
+    assert run.report.meta.tiers == {"lookup_blocks": 8, "g1_hit_blocks": 0, "g2_hit_blocks": 2, "loaded_blocks": 2}
+
+
 @pytest.mark.shared
 @pytest.mark.parametrize("trigger", ["on_evict", "on_store"])
 def test_golden_host_offload(trigger: str, shared: Path, tmp_path: Path) -> None:

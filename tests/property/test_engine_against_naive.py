@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from naive_engine import Job, NaiveEngine, tokens_of
-from simulate import engine_settings, simulate, trace_row
+from simulate import KEY_TOKENS, engine_settings, leap_or_not, simulate, trace_row
 
 from twin.mocker.demand import Row
-from twin.mocker.world import Observation, OpenRequest
+from twin.mocker.world import OpenRequest
 from twin.perf.fixed import FixedLatency
 from twin.perf.polynomial import PolynomialLatency
-
-KEY_TOKENS = 6
 
 
 @st.composite
@@ -105,15 +101,8 @@ def test_context_dependent_step_times_agree(rows: list[Row], options: dict) -> N
 @given(traces(), engines(), st.booleans(), st.sampled_from([0.0, 0.004]))
 def test_leaping_changes_no_timestamp(rows: list[Row], options: dict, events: bool, lag_s: float) -> None:
     """Nor what anybody can know of the caches when a request arrives."""
-    observe = Observation(kv_event_lag_s=lag_s)
     latency = PolynomialLatency(options["blocks"] * options["block_size"])
-    settings = engine_settings(**options)
-    leaping = simulate(rows, [(settings, latency)] * 2, key_tokens=KEY_TOKENS, kv_events=events, observe=observe)
-    one_by_one = replace(settings, leap=False)
-    stepping = simulate(rows, [(one_by_one, latency)] * 2, key_tokens=KEY_TOKENS, kv_events=events, observe=observe)
-    assert leaping.sinks.requests == stepping.sinks.requests
-    assert leaping.events == stepping.events
-    assert leaping.watcher.notes == stepping.watcher.notes
+    leap_or_not(rows, engine_settings(**options), latency, events=events, lag_s=lag_s)
 
 
 def replace_arrival(row: Row, arrival_s: float) -> Row:

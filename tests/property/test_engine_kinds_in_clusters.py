@@ -1,21 +1,28 @@
-"""TensorRT-LLM, ranks and speculation in clusters that lose workers and hand prompts over: leaping changes nothing."""
+"""Engines of other kinds, with their options, in clusters that lose workers and hand over: leaping changes nothing."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from simulate import sglang_settings
 from test_engine_against_naive import traces
+from test_engine_sglang import engines as sglang_engines
 from test_engine_trtllm_and_ranks import FIXED, POLICIES, ranked
 from test_faults_programs import Blow, _same, blows, engine_options
-from test_legs_programs import Program, carry_out, programs
+from test_legs_programs import Program, programs, same_hand_offs
 
-from twin.engine.settings import EngineSettings, Speculation
+from twin.engine.settings import EngineSettings, HostTierSettings, SglangSettings, Speculation
 from twin.mocker.demand import Row
 from twin.perf.polynomial import PolynomialLatency
 
 SPECULATION = Speculation(accept_rates=(0.7, 0.5), seed=3)
+TIERS = [
+    HostTierSettings(blocks=20, block_bytes=1000, load_bytes_per_s=1e6, trigger=trigger)
+    for trigger in ("on_evict", "on_store")
+]
 DRAFTS = st.sampled_from([SPECULATION, replace(SPECULATION, in_prefill=True)])
 SIZES = (
     "block_size",
@@ -67,16 +74,39 @@ def test_a_hand_off_between_engines_of_a_kind(
     if drafts is not None:
         decode = replace(decode, exclusive_prefill=False, speculation=drafts)
     program = replace(program, prefill=prefill, decode=decode)
-    leapt, one = carry_out(program, leap=True)
-    stepped, other = carry_out(program, leap=False)
-    assert leapt.requests == stepped.requests
-    assert leapt.decisions == stepped.decisions
-    for row, request in one.items():
-        a, b = request.handoff, other[row].handoff
-        if a is not None and b is not None:
-            assert (a.held_s, a.reserved_s, a.activated_s, a.released_s) == (
-                b.held_s,
-                b.reserved_s,
-                b.activated_s,
-                b.released_s,
-            )
+    same_hand_offs(program)
+
+
+# ---------------------------------------------------------------- SGLang
+
+
+OPTIONS = st.fixed_dictionaries(
+    {
+        "ranks": st.sampled_from([1, 2]),
+        "speculation": st.sampled_from([None, SPECULATION]),
+        "host": st.sampled_from([None, *TIERS]),
+    }
+)
+
+
+def tiered(options: dict, more: dict) -> SglangSettings:
+    return sglang_settings(**options | more | ({"prefix_caching": True} if more["host"] is not None else {}))
+
+
+@given(traces(), sglang_engines(), blows(ties=True), OPTIONS)
+def test_sglang_with_options_under_faults(rows: list[Row], options: dict, program: list[Blow], more: dict) -> None:
+    _same(rows, program, tiered(options, more), FIXED, "kv", 0.0)
+
+
+@examples(100)
+@given(programs(), sglang_engines(), sglang_engines(), OPTIONS, OPTIONS)
+def test_a_hand_off_between_sglang_engines(
+    program: Program, prefill: dict, decode: dict, prefill_more: dict, decode_more: dict
+) -> None:
+    size = {"block_size": program.rules.block_size}
+    program = replace(
+        program,
+        prefill=tiered(prefill | size, prefill_more),
+        decode=tiered(decode | size, decode_more),
+    )
+    same_hand_offs(program)

@@ -54,9 +54,12 @@ class EngineMachine(RuleBasedStateMachine):
 
     @initialize(kind=st.runner().flatmap(lambda self: st.sampled_from(sorted(self.kinds))), events=st.booleans())
     def start(self, kind: str, events: bool) -> None:
-        self.settings = self.kinds[kind]
-        self.engine = build_engine(self.settings, PolynomialLatency(BLOCK * BLOCKS), kv_events=events)
-        self.tree = ContentTree(6, BLOCK)
+        self.begin(self.kinds[kind], events=events)
+
+    def begin(self, settings: EngineSettings, *, events: bool) -> None:
+        self.settings = settings
+        self.engine = build_engine(settings, PolynomialLatency(BLOCK * BLOCKS), kv_events=events)
+        self.tree = ContentTree(6, settings.block_size)
         self.now_s = 0.0
         self.made = 0
         self.plan: StepPlan | None = None

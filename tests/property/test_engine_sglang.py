@@ -5,48 +5,20 @@ And driven at random (submits, steps cut short, cancels, hand-offs, tiny pools) 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import test_engine_machines
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 from naive_sglang import Job, NaiveSglang
-from simulate import simulate, trace_row
-from test_engine_against_naive import KEY_TOKENS, _agree, replace_arrival, traces
+from simulate import KEY_TOKENS, leap_or_not, sglang_settings, simulate, trace_row
+from test_engine_against_naive import _agree, replace_arrival, traces
 
-from policies.cluster.blocks import ContentTree
-from policies.cluster.ids import RequestId
-from twin.engine.build import build_engine
-from twin.engine.plan import StepPlan
-from twin.engine.sequence import Sequence
-from twin.engine.settings import SglangSettings
+from twin.engine.settings import HostTierSettings
 from twin.mocker.demand import Row
-from twin.mocker.world import Observation
 from twin.perf.fixed import FixedLatency
 from twin.perf.polynomial import PolynomialLatency
-
-
-def sglang_settings(**changes: object) -> SglangSettings:
-    base: dict = {
-        "block_size": 1,
-        "blocks": 1000,
-        "max_num_seqs": 256,
-        "max_num_batched_tokens": 8192,
-        "max_model_len": None,
-        "prefix_caching": True,
-        "chunked_prefill": True,
-        "exclusive_prefill": False,
-        "preemption": "lifo",
-        "schedule_policy": "fifo",
-        "chunked_prefill_size": 8192,
-        "max_prefill_tokens": 16384,
-        "schedule_conservativeness": 1.0,
-        "clip_max_new_tokens": 4096,
-        "prefill_decode_interval": 0,
-    }
-    return SglangSettings(**(base | changes))  # type: ignore[arg-type]
+from twin.perf.protocol import LatencyModel
 
 
 @st.composite
@@ -65,8 +37,8 @@ def engines(draw: st.DrawFn) -> dict:
     }
 
 
-def _naive(rows: list[Row], options: dict, latency) -> dict[int, Job]:
-    engine = NaiveSglang(
+def naive_of(options: dict, latency: LatencyModel, **more: object) -> NaiveSglang:
+    return NaiveSglang(
         latency,
         block_size=options["block_size"],
         blocks=options["blocks"],
@@ -78,9 +50,17 @@ def _naive(rows: list[Row], options: dict, latency) -> dict[int, Job]:
         clip=options["clip_max_new_tokens"],
         interval=options["prefill_decode_interval"],
         caching=options["prefix_caching"],
+        **more,  # type: ignore[arg-type]
     )
-    jobs = [Job(r.row, r.arrival_s or 0.0, _tokens(r), r.osl) for r in rows]
-    engine.run(jobs)
+
+
+def jobs_of(rows: list[Row]) -> list[Job]:
+    return [Job(r.row, r.arrival_s or 0.0, _tokens(r), r.osl) for r in rows]
+
+
+def _naive(rows: list[Row], options: dict, latency: LatencyModel) -> dict[int, Job]:
+    engine = naive_of(options, latency)
+    engine.run(jobs_of(rows))
     return {job.row: job for job in engine.done}
 
 
@@ -111,15 +91,8 @@ def test_context_dependent_step_times_agree(rows: list[Row], options: dict) -> N
 @given(traces(), engines(), st.booleans(), st.sampled_from([0.0, 0.004]))
 def test_leaping_changes_no_timestamp(rows: list[Row], options: dict, events: bool, lag_s: float) -> None:
     """Nor what anybody can know of the caches when a request arrives."""
-    observe = Observation(kv_event_lag_s=lag_s)
     latency = PolynomialLatency(options["blocks"] * options["block_size"])
-    config = sglang_settings(**options)
-    leaping = simulate(rows, [(config, latency)] * 2, key_tokens=KEY_TOKENS, kv_events=events, observe=observe)
-    one_by_one = replace(config, leap=False)
-    stepping = simulate(rows, [(one_by_one, latency)] * 2, key_tokens=KEY_TOKENS, kv_events=events, observe=observe)
-    assert leaping.sinks.requests == stepping.sinks.requests
-    assert leaping.events == stepping.events
-    assert leaping.watcher.notes == stepping.watcher.notes
+    leap_or_not(rows, sglang_settings(**options), latency, events=events, lag_s=lag_s)
 
 
 def test_more_than_128_waiting_are_not_sorted() -> None:
@@ -136,7 +109,7 @@ def test_more_than_128_waiting_are_not_sorted() -> None:
 
 
 class SglangMachine(test_engine_machines.EngineMachine):
-    """The moves of the other engines' machine, on SGLang."""
+    """The moves of the other engines' machine, on SGLang: plain, or with ranks, draft tokens and a host tier."""
 
     @initialize(
         size=st.sampled_from([1, 4]),
@@ -146,14 +119,31 @@ class SglangMachine(test_engine_machines.EngineMachine):
         interval=st.sampled_from([0, 2]),
         caching=st.sampled_from([True, True, False]),
         events=st.booleans(),
+        ranks=st.sampled_from([1, 1, 2]),
+        drafts=st.sampled_from([False, False, True]),
+        host=st.sampled_from([None, None, "on_evict", "on_store"]),
     )
     def start(  # type: ignore[override]
-        self, size: int, policy: str, conservativeness: float, chunk: int, interval: int, caching: bool, events: bool
+        self,
+        size: int,
+        policy: str,
+        conservativeness: float,
+        chunk: int,
+        interval: int,
+        caching: bool,
+        events: bool,
+        ranks: int,
+        drafts: bool,
+        host: str | None,
     ) -> None:
-        blocks = test_engine_machines.BLOCKS
-        self.settings = sglang_settings(
+        blocks = test_engine_machines.BLOCKS if size > 1 else test_engine_machines.BLOCKS * 4
+        tier = None
+        if host is not None:
+            caching = True
+            tier = HostTierSettings(blocks=blocks, block_bytes=1000, load_bytes_per_s=1e6, trigger=host)
+        settings = sglang_settings(
             block_size=size,
-            blocks=blocks if size > 1 else blocks * 4,
+            blocks=blocks,
             max_num_seqs=3,
             schedule_policy=policy,
             schedule_conservativeness=conservativeness,
@@ -161,16 +151,11 @@ class SglangMachine(test_engine_machines.EngineMachine):
             clip_max_new_tokens=8,
             prefill_decode_interval=interval,
             prefix_caching=caching,
+            ranks=ranks,
+            speculation=test_engine_machines.SPECULATION if drafts else None,
+            host=tier,
         )
-        self.engine = build_engine(self.settings, PolynomialLatency(48), kv_events=events and caching)
-        self.tree = ContentTree(6, size)
-        self.now_s = 0.0
-        self.made = 0
-        self.plan: StepPlan | None = None
-        self.open: list[Sequence] = []
-        self.held: list[Sequence] = []
-        self.reserved: list[Sequence] = []
-        self.ended: set[RequestId] = set()
+        self.begin(settings, events=events and caching)
 
 
 TestSglangMachine = SglangMachine.TestCase

@@ -9,13 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from naive_engine import Job, NaiveEngine, tokens_of
 from naive_trtllm import NaiveGroup, NaiveTrtllm
-from simulate import Seen, engine_settings, simulate
-from test_engine_against_naive import KEY_TOKENS, _agree, engines, replace_arrival, traces
+from simulate import KEY_TOKENS, Seen, engine_settings, leap_or_not, simulate
+from test_engine_against_naive import _agree, engines, replace_arrival, traces
 
 from twin.engine.settings import EngineSettings, Speculation
 from twin.engine.trtllm import TrtllmSettings
 from twin.mocker.demand import Row
-from twin.mocker.world import Observation
 from twin.perf.fixed import FixedLatency
 from twin.perf.polynomial import PolynomialLatency
 from twin.perf.protocol import LatencyModel
@@ -144,20 +143,7 @@ def test_leaping_is_no_matter_with_speculation(
 
 
 def same_either_way(rows: list[Row], setting: EngineSettings, *, events: bool, lag_s: float) -> None:
-    latency = PolynomialLatency(setting.blocks * setting.block_size)
-    on, off = (
-        simulate(
-            rows,
-            [(replace(setting, leap=leap), latency)] * 2,
-            key_tokens=KEY_TOKENS,
-            kv_events=events,
-            observe=Observation(kv_event_lag_s=lag_s),
-        )
-        for leap in (True, False)
-    )
-    assert on.sinks.requests == off.sinks.requests
-    assert on.events == off.events
-    assert on.watcher.notes == off.watcher.notes
+    leap_or_not(rows, setting, PolynomialLatency(setting.blocks * setting.block_size), events=events, lag_s=lag_s)
 
 
 # ---------------------------------------------------------------- speculation

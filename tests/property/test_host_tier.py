@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
-from simulate import engine_settings, simulate, trace_row
-from test_engine_against_naive import KEY_TOKENS, engines, traces
+from simulate import engine_settings, leap_or_not, simulate, trace_row
+from test_engine_against_naive import engines, traces
 
 from twin.engine.offload import OffloadEngine
 from twin.engine.settings import HostTierSettings
@@ -29,11 +27,7 @@ def test_leaping_changes_nothing_and_every_request_ends(
     tier = HostTierSettings(blocks=blocks, block_bytes=1000, load_bytes_per_s=1000 / load_s, trigger=trigger)
     settings = engine_settings(**options | {"prefix_caching": True}, host=tier)
     latency = FixedLatency(prefill_s=0.005, prefill_s_per_token=0.001, decode_s=0.01)
-    leapt = simulate(rows, [(settings, latency)] * 2, key_tokens=KEY_TOKENS, kv_events=events)
-    one_by_one = replace(settings, leap=False)
-    stepped = simulate(rows, [(one_by_one, latency)] * 2, key_tokens=KEY_TOKENS, kv_events=events)
-    assert leapt.sinks.requests == stepped.sinks.requests
-    assert leapt.watcher.notes == stepped.watcher.notes
+    leapt = leap_or_not(rows, settings, latency, events=events)
     assert len(leapt.ended) == len(rows)
     for worker in leapt.world.workers.values():
         assert isinstance(worker.engine, OffloadEngine)
@@ -72,7 +66,7 @@ def test_whoever_has_been_loaded_goes_first_when_nobody_else_can() -> None:
         return trace_row(number, 0.0, isl, osl, [family, *range(1, 9)])
 
     rows = [row(0, 30, 1, 0), row(1, 30, 10, 100), row(2, 30, 1, 100), row(3, 30, 1, 0), row(4, 53, 12, 0)]
-    seen = simulate(rows, [(settings, latency)], key_tokens=KEY_TOKENS)
+    seen = simulate(rows, [(settings, latency)], key_tokens=6)
     assert [status for _, (_, status) in sorted(seen.ended.items())] == ["completed"] * 5
     preempted, loaded = seen.ended[4][0].sequence, seen.ended[3][0].sequence
     assert preempted is not None

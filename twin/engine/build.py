@@ -70,6 +70,10 @@ def _kind(settings: EngineSettings) -> Callable[..., Rank]:
 def _other_kind(settings: EngineSettings) -> Callable[..., Rank]:
     """Of an engine whose settings are more than those of vLLM."""
     if isinstance(settings, SglangSettings):
+        if settings.speculation is not None:
+            from twin.engine.sglang_speculative import SpeculativeSglangEngine
+
+            return SpeculativeSglangEngine
         from twin.engine.sglang import SglangEngine
 
         return SglangEngine

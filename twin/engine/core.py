@@ -79,6 +79,11 @@ class EngineCore(Leaping):
     def idle(self) -> bool:
         return not self.running and not self.waiting and not self.activated
 
+    @property
+    def loaded_blocks(self) -> int:
+        """Blocks that came up from a lower tier so far."""
+        return 0
+
     def load(self, step: StepPlan | None, at_s: float) -> tuple[int, int, int, int]:
         """Running, waiting, active and cached blocks at `at_s`, within the planned `step`. Touches nothing."""
         pool = self.pool

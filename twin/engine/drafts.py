@@ -42,16 +42,23 @@ class Drafts:
                 most = limit
         return most if most > 0 else 0
 
-    def burst(self, seq: Sequence) -> int:
-        """Tokens that a request emits now: one, and as many drafts as hold one after the other."""
+    def burst(self, seq: Sequence, ahead: int | None = None) -> int:
+        """Tokens that a request emits now: one, and as many drafts as hold one after the other.
+
+        It has room for `ahead` of them; without that, for as many as `ahead` would say.
+        """
         made = 1
-        for k in range(self.ahead(seq, 0)):
+        for k in range(self.ahead(seq, 0) if ahead is None else ahead):
             rate, at = self._rates[k], seq.outputs * _STRIDE + k
             if rate < 1.0 and not (rate and draw(self._seed, "drafts", seq.request_id, at) < rate):
                 break
             made += 1
         self._ready.add(seq)
         return made
+
+    def emitted(self, seq: Sequence) -> None:
+        """A request has made a token without a burst: its next step has drafts to verify."""
+        self._ready.add(seq)
 
     def forget(self, seq: Sequence) -> None:
         """A request has lost its blocks."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from policies.cluster.blocks import Branch
 from twin.engine.pool import BlockPool, Hold, Match
+from twin.engine.settings import HostTierSettings
 
 
 class HostTier:
@@ -22,17 +23,26 @@ class HostTier:
         self.loaded_blocks = 0
         self.stored_blocks = 0
 
+    @staticmethod
+    def of(tier: HostTierSettings) -> HostTier:
+        """An empty tier of that size."""
+        return HostTier(tier.blocks, tier.block_bytes)
+
     def put(self, branch: Branch, lo: int, hi: int) -> None:
-        """Keep these blocks too; what is here already stays where it is."""
+        """Keep these blocks too, the last one first, as if they came one by one; what is here already stays where it is
+        until newer ones need its place.
+        """
         pool = self._pool
-        for a, b in pool.lacking(branch, [(lo, hi)]):
-            blocks = min(b - a, pool.free + pool.inactive)
+        while lo < hi and (spans := pool.lacking(branch, [(lo, hi)])):
+            a, hi = max(spans)
+            blocks = min(hi - a, pool.free + pool.inactive)
             if blocks > 0:
                 holds: list[Hold] = []
                 pool.take(blocks)
                 pool.publish(holds, branch, a, a + blocks)
                 pool.release(holds, 0)
                 self.stored_blocks += blocks
+            hi = a
 
     def match(self, pieces: tuple[tuple[Branch, int], ...], limit: int, start: int) -> Match:
         """The run of blocks from `start` on that are here; `blocks` counts from the start of the prompt."""

@@ -38,13 +38,17 @@ class OffloadEngine(VllmEngine):
         super().__init__(settings, parts)
         tier = settings.host
         assert tier is not None
-        self.host = HostTier(tier.blocks, tier.block_bytes)
+        self.host = HostTier.of(tier)
         if tier.trigger == "on_evict":
             self.pool.on_evict = self.host.put
         else:
             self.pool.on_publish = self.host.put
         self.pending_loads: list[HostLoad] = []
         self._loads: dict[Sequence, HostLoad] = {}
+
+    @property
+    def loaded_blocks(self) -> int:
+        return self.host.loaded_blocks
 
     @property
     def idle(self) -> bool:

@@ -67,6 +67,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def loaded_blocks(self) -> int:
+        """Blocks that came up from a lower tier so far."""
+        ...
+
+    @property
     def head_is_blocked(self) -> bool:
         """Whether whoever waits cannot enter before the batch changes, so that a newcomer behind changes nothing."""
         ...

@@ -7,6 +7,7 @@ cache decides nothing: schedulers ask for room before they take it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
@@ -53,7 +54,8 @@ class RadixCache:
     """`capacity` pages: free, owned by requests alone, or in the tree; `inactive` ones are in the tree and unlocked.
 
     With `events` on, `stored` and `removed` collect what became findable and what was lost since they were last
-    taken; content that only one request can use is left out of both. `version` changes with what can be found.
+    taken; content that only one request can use is left out of both. `on_evict` hears of every run of pages that is
+    evicted (a tier below listens). `version` changes with what can be found.
     """
 
     __slots__ = (
@@ -65,6 +67,7 @@ class RadixCache:
         "evictions",
         "free",
         "inactive",
+        "on_evict",
         "removed",
         "root",
         "stored",
@@ -80,6 +83,7 @@ class RadixCache:
         self.events = events
         self.stored: list[BlockRun] = []
         self.removed: list[BlockRun] = []
+        self.on_evict: Callable[[Branch, int, int], None] | None = None
         self.root = Node(0, [], None, OLDEST, 1)
         self._nodes = 0
         self._leaves: list[tuple[Stamp, int, Node]] = []  # unlocked leaves by stamp, and entries out of date
@@ -227,7 +231,7 @@ class RadixCache:
             if shared:
                 self.version += 1
                 if self.events:
-                    self._note(self.stored, runs, pos, hi)
+                    self._note(self.stored, runs, pos)
         if end is not node:
             self._move_lock(node, end)
         return Added(end, pos - lo)
@@ -274,10 +278,13 @@ class RadixCache:
             gone = min(leaf.hi - leaf.lo, pages)
             pages -= gone
             first = leaf.runs[0][0]
-            hi, leaf.hi = leaf.hi, leaf.hi - gone
+            leaf.hi -= gone
             kept, lost = _cut_tail(leaf.runs, leaf.lo, leaf.hi)
             if self.events:
-                self._note(self.removed, lost, leaf.hi, hi)
+                self._note(self.removed, lost, leaf.hi)
+            if self.on_evict is not None:
+                for run in reversed(_as_runs(lost, leaf.hi)):
+                    self.on_evict(*run)
             leaf.runs = kept
             if not kept:
                 heappop(leaves)
@@ -290,11 +297,8 @@ class RadixCache:
                     leaves = self._leaves
 
     @staticmethod
-    def _note(notes: list[BlockRun], runs: list[tuple[Branch, int]], lo: int, hi: int) -> None:
-        for branch, end in runs:
-            if branch.keys is not None:
-                notes.append(BlockRun(branch, lo, min(end, hi)))
-            lo = end
+    def _note(notes: list[BlockRun], runs: list[tuple[Branch, int]], lo: int) -> None:
+        notes.extend(run for run in _as_runs(runs, lo) if run.branch.keys is not None)
 
     # ------------------------------------------------------------ for reports and tests
 
@@ -367,6 +371,15 @@ def _cut(pieces: Pieces, lo: int, hi: int) -> tuple[list[tuple[Branch, int]], bo
             if end >= hi:
                 break
     return runs, shared
+
+
+def _as_runs(runs: list[tuple[Branch, int]], lo: int) -> list[BlockRun]:
+    """Runs that start at page `lo`, each with its own start."""
+    spelt = []
+    for branch, end in runs:
+        spelt.append(BlockRun(branch, lo, end))
+        lo = end
+    return spelt
 
 
 def _cut_tail(

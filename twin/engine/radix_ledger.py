@@ -40,12 +40,7 @@ class RadixLedger:
 
     def pieces(self, seq: Sequence, pages: int) -> Pieces:
         """The content of the first `pages` pages of the known tokens, made ones included (and more, where known)."""
-        path = seq.path
-        if pages <= path.blocks:
-            return path.pieces
-        if path.pieces and path.pieces[-1][0] is seq.own:
-            return (*path.pieces[:-1], (seq.own, pages))
-        return (*path.pieces, (seq.own, pages))
+        return seq.path.pieces if pages <= seq.path.blocks else seq.pieces_to(pages)
 
     def length(self, seq: Sequence) -> int:
         return self._batch.length(seq) if seq.phase is Phase.DECODE else seq.prompt + seq.outputs
@@ -68,9 +63,13 @@ class RadixLedger:
         pages = tokens // self._size
         return self.pool.peek(self.pieces(seq, pages), pages)
 
-    def begin(self, seq: Sequence, tokens: int, pages: int) -> bool:
-        """Lock what is cached of the first `tokens` tokens and take `pages` beside it; False, and no pages are taken,
-        where they cannot be had."""
+    def found(self, seq: Sequence, tokens: int) -> tuple[int, int]:
+        """Pages of the first `tokens` tokens that are in the tree, and how many more a tier below has. No trace."""
+        return self.cached(seq, tokens), 0
+
+    def begin(self, seq: Sequence, tokens: int, pages: int, below: int = 0) -> bool:
+        """Lock what is cached of the first `tokens` tokens, and take `pages` beside it and room for `below` more that
+        come up from a tier below; False, and nothing is taken, where they cannot be had."""
         self.settle()
         pool = self.pool
         node, cached = pool.root, 0
@@ -78,13 +77,18 @@ class RadixLedger:
             limit = tokens // self._size
             node, cached = pool.match(self.pieces(seq, limit), limit, self.stamp())
         pool.lock(node)
-        if not pool.take(pages):
+        if pages + below > pool.room:
             pool.unlock(node)
             return False
         self.ends[seq] = node
         seq.published = cached
-        seq.owned = cached + pages
+        seq.owned = cached + pages + below
+        self._take(seq, pages, below)
         return True
+
+    def _take(self, seq: Sequence, pages: int, below: int) -> None:
+        """Take pages that are known to be there."""
+        self.pool.take(pages + below)
 
     # ------------------------------------------------------------ publishing
 
@@ -152,10 +156,12 @@ class RadixLedger:
         self.pool.unlock(node)
         seq.owned = seq.published = seq.computed = 0
 
-    def audit(self) -> None:
-        """Recount the pages; raises InvariantError where a count is off."""
+    def audit(self, planned: int = 0) -> None:
+        """Recount the pages, of which a step under way has taken `planned`; raises InvariantError where one is off."""
         pool, size = self.pool, self._size
         pool.audit()
         own = sum((-(-self.length(s) // size) if s.phase is Phase.DECODE else s.owned) - s.published for s in self.ends)
-        if own != pool.private:
-            raise InvariantError(f"radix cache: {pool.private} pages outside the tree are taken, requests have {own}")
+        if own + planned != pool.private:
+            raise InvariantError(
+                f"radix cache: {pool.private} pages outside the tree are taken, requests have {own}, a step {planned}"
+            )

@@ -132,6 +132,10 @@ class RankedEngine:
         return all(rank.idle for rank in self.ranks)
 
     @property
+    def loaded_blocks(self) -> int:
+        return sum(rank.loaded_blocks for rank in self.ranks)
+
+    @property
     def head_is_blocked(self) -> bool:
         """Whether the request that came last waits behind one that cannot enter before its rank's batch changes."""
         return self.ranks[self._latest].head_is_blocked

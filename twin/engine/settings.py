@@ -22,13 +22,15 @@ class Speculation:
 class HostTierSettings:
     """`blocks` of `block_bytes` in host memory, loaded at `load_bytes_per_s` where loads cross no links of the run.
     `trigger`: blocks go down when they are evicted from the device ("on_evict"), or as soon as they are complete
-    ("on_store").
+    ("on_store"). `overlap` (SGLang): the step that needs them computes layer by layer behind their loads, else after
+    them. With ranks, each has such a tier.
     """
 
     blocks: int
     block_bytes: int
     load_bytes_per_s: float
     trigger: str
+    overlap: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from policies.errors import EngineError, InvariantError
 from twin.engine.core import EngineCore, EngineParts
 from twin.engine.plan import Outcome, StepPlan
 from twin.engine.radix import RadixCache, Stamp
+from twin.engine.radix_host import HostedLedger
 from twin.engine.radix_ledger import RadixLedger
 from twin.engine.sequence import Phase, Sequence
 from twin.engine.settings import SglangSettings
@@ -31,6 +32,9 @@ class SglangEngine(EngineCore):
         super().__init__(settings, parts, newest_has_slot=True)
         self.pool = RadixCache(settings.blocks, events=parts.kv_events)
         self.ledger = RadixLedger(self.pool, self.batch, caching=settings.prefix_caching)
+        self._loads: HostedLedger | None = None  # what comes up from a host tier
+        if settings.host is not None:
+            self.ledger = self._loads = HostedLedger(self.pool, self.batch, settings.host)
         self._ratio = TokenRatio(settings.schedule_conservativeness)
         self._queue = PrefillQueue(settings, self.ledger, self._ratio, self.batch, self.waiting, self.running)
         self._prefilled: list[Sequence] = []  # computed in the planned step
@@ -76,6 +80,10 @@ class SglangEngine(EngineCore):
     def head_is_blocked(self) -> bool:
         """Whether whoever waits cannot enter before the batch changes, so that a newcomer behind changes nothing."""
         return self.settings.schedule_policy == "fifo" and len(self.waiting) > 1
+
+    @property
+    def loaded_blocks(self) -> int:
+        return 0 if self._loads is None else self._loads.host.loaded_blocks
 
     def _queues(self) -> tuple[int, int]:
         return len(self.running) + len(self._prefilled), len(self.waiting) + len(self.activated)
@@ -151,6 +159,8 @@ class SglangEngine(EngineCore):
         step.prefill_tokens = sum(chunk.new_tokens for chunk in chunks)
         took_s = self.latency.step_s(chunks, 0, 0, 0, 0) if chunks else 0.0
         step.end_s = instant(step.start_s + took_s)
+        if self._loads is not None:
+            step.end_s = self._loads.ends_s(step.start_s, took_s)
         self._shut = self.settings.prefill_decode_interval
         self._epoch.piece = None
 
@@ -308,6 +318,8 @@ class SglangEngine(EngineCore):
     def _commit_prefill(self, step: StepPlan, outcome: Outcome) -> None:
         """Prompts in part go back to the front of waiting; those complete make a token and join the batch."""
         done, self._prefilled = self._prefilled, []
+        if self._loads is not None:
+            self._loads.came_up()
         self.ledger.settle()
         for seq in reversed(done):
             if seq.computed < seq.length:

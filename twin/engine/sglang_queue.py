@@ -92,28 +92,33 @@ class PrefillQueue:
         while waiting and room > 0 and slots > 0:
             seq = waiting[0]
             length = seq.prompt + seq.outputs
-            start = seq.computed if seq in ledger.ends else ledger.cached(seq, length - 1) * size
+            start, below = seq.computed, 0
+            if seq not in ledger.ends:
+                cached, below = ledger.found(seq, length - 1)
+                start = (cached + below) * size
             ext = length - start
             take = ext if ledger.whole(ext) <= room else room // size * size
             charge = ledger.whole(take)
             reserve = min(seq.outputs_limit - seq.outputs, settings.clip_max_new_tokens) if take == ext else 0
-            if not take or charge + reserve >= total or charge > budget or charge > room:
+            more = below * size  # comes up from a tier below: room for it, but no work
+            if not take or charge + more + reserve >= total or charge > budget or charge > room:
                 if not work and take:
-                    self._keep_out(seq, charge + reserve - total, left_tokens, length, ext)
+                    least = charge + reserve + (more if take == ext else 0)  # what is below can be lost
+                    self._keep_out(seq, least - total, left_tokens, length, ext)
                 break
-            if not self._enter(seq, length, charge // size, now_s):
+            if not self._enter(seq, length, charge // size, below, now_s):
                 break
             waiting.popleft()
             self._changes += 1
             slots -= 1
-            total -= charge + reserve
+            total -= charge + more + reserve
             budget -= charge
             room -= charge
             seq.computed = start + take
             work.append((seq, PrefillChunk(take, start, 0, start < seq.prompt <= start + take)))
         return work
 
-    def _enter(self, seq: Sequence, length: int, pages: int, now_s: float) -> bool:
+    def _enter(self, seq: Sequence, length: int, pages: int, below: int, now_s: float) -> bool:
         """Begin or go on with a prompt; False where its pages cannot be had."""
         ledger = self._ledger
         if seq in ledger.ends:
@@ -121,7 +126,7 @@ class PrefillQueue:
                 return False
             seq.owned += pages
         else:
-            if not ledger.begin(seq, length - 1, pages):
+            if not ledger.begin(seq, length - 1, pages, below):
                 return False
             seq.let_in(now_s, seq.published * self._settings.block_size)
         seq.phase = Phase.PREFILL

@@ -479,12 +479,15 @@ class MockWorld:
             else:
                 self.post(FirstToken(at_s=now_s, request_id=seq.request_id, worker_id=worker.worker_id))
         for seq in outcome.ended:
-            if self._whose(seq) is None:
+            request = self._whose(seq)
+            if request is None:
                 continue
             if seq.finish_reason is None:
                 self.end(seq.request_id, "completed", None)
-            else:
-                self.end(seq.request_id, "failed", seq.finish_reason)
+                continue
+            if request.handoff is not None and self.handoffs is not None:
+                self.handoffs.cancel(request.handoff)  # a prompt that fails leaves no room taken for it elsewhere
+            self.end(seq.request_id, "failed", seq.finish_reason)
         if self.handoffs is not None:
             self.handoffs.on_step(worker, outcome)
         if self.churn.draining:
@@ -659,8 +662,7 @@ class MockWorld:
     @property
     def tiers(self) -> dict[str, int]:
         """Full prompt blocks at first admissions, by where they were found, and blocks loaded from the host."""
-        hosts = [getattr(worker.engine, "host", None) for worker in self.workers.values()]
-        return self._tiers | {"loaded_blocks": sum(host.loaded_blocks for host in hosts if host is not None)}
+        return self._tiers | {"loaded_blocks": sum(worker.engine.loaded_blocks for worker in self.workers.values())}
 
     def _where(self, request: OpenRequest) -> str:
         if request.worker_id is None:

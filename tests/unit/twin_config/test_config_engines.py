@@ -34,6 +34,25 @@ def test_sglang_settings_reach_the_engine() -> None:
     assert not settings.free_recompute
 
 
+def test_sglang_takes_a_chunk_to_be_for_all_ranks_and_dares_more_with_several() -> None:
+    settings = build_groups(load(sets=["workers.engine=sglang", "workers.dp=4"]))[0].settings
+    assert isinstance(settings, SglangSettings)
+    assert (settings.ranks, settings.chunked_prefill_size, settings.max_num_batched_tokens) == (4, 2048, 2048)
+    assert settings.schedule_conservativeness == pytest.approx(0.3)
+    sets = ["workers.engine=sglang", "workers.dp=4", "workers.engine.block_size=64"]
+    with pytest.raises(ConfigError, match="make it 256 or more"):
+        build_groups(load(sets=[*sets, "workers.engine.chunked_prefill_size=128"]))
+
+
+def test_sglang_with_drafts_and_a_host_tier_on_each_rank() -> None:
+    sets = ["dp=2", "engine.nextn=2", "engine.host_blocks=1000", "engine.host_offload=on_store", "seed=5"]
+    config = load(sets=["workers.engine=sglang", "seed=5", *[f"workers.{pair}" for pair in sets[:-1]]])
+    settings = build_groups(config)[0].settings
+    assert settings.speculation == Speculation(accept_rates=(0.85, 0.3), seed=5)
+    assert settings.host is not None
+    assert (settings.host.blocks, settings.host.trigger, settings.host.overlap) == (1000, "on_store", True)
+
+
 def test_trtllm_settings_reach_the_engine() -> None:
     config = load(sets=["workers.engine=trtllm", "workers.engine.capacity_policy=max-utilization"])
     settings = build_groups(config)[0].settings
@@ -64,7 +83,10 @@ def test_drafts_are_padded_with_chance_0_and_cut_to_their_number() -> None:
         (["workers.engine=trtllm", "workers.engine.chunked_prefill_size=512"], "belongs to sglang"),
         (["workers.engine=sglang", "workers.engine.max_num_batched_tokens=512"], "chunked_prefill_size"),
         (["workers.engine=sglang", "workers.engine.preemption=fifo"], "retracts"),
-        (["workers.engine=sglang", "workers.engine.nextn=1"], "no draft tokens"),
+        (["workers.engine=sglang", "workers.dp=2", "workers.engine.prefill_schedule_interval=4"], "instead"),
+        (["workers.engine=sglang", "workers.engine.host_load_overlap=false"], "no host tier"),
+        (["workers.engine.host_blocks=100", "workers.engine.host_load_overlap=false"], "belongs to sglang"),
+        (["workers.engine=sglang", "workers.engine.host_blocks=100", "workers.links.host=pcie"], "within the step"),
         (["workers.engine.accept_rates=0.5"], "no draft tokens"),
         (["workers.engine.eager_factor=3"], "cuda_graph_sizes"),
         (["workers.engine.prefill_schedule_interval=4"], "one rank"),
