@@ -39,6 +39,7 @@ METRICS = (
 
 _WHEN = ("at_ms", "every_ms", "jitter_ms", "count", "mtbf_ms")
 _TARGET = ("worker", "role")
+_DETECTED = ("detect", "detection_delay_ms")
 _HOW_LONG = ("for_ms", "until_ms", "mttr_ms")
 
 
@@ -50,9 +51,10 @@ class _Kind(NamedTuple):
 
 
 KINDS: Mapping[str, _Kind] = {
-    "worker_down": _Kind((*_TARGET, *_HOW_LONG, "detect", "detection_delay_ms")),
+    "worker_down": _Kind((*_TARGET, *_HOW_LONG, *_DETECTED)),
     "worker_up": _Kind(_TARGET),
     "worker_hang": _Kind((*_TARGET, *_HOW_LONG, "detection_delay_ms")),
+    "partition": _Kind((*_TARGET, "between", *_HOW_LONG, *_DETECTED)),
     "worker_slow": _Kind((*_TARGET, *_HOW_LONG, "factor"), ("factor",)),
     "drain": _Kind((*_TARGET, *_HOW_LONG, "timeout_ms")),
     "event_loss": _Kind((*_TARGET, *_HOW_LONG, "rate"), ("rate",)),
@@ -64,7 +66,7 @@ KINDS: Mapping[str, _Kind] = {
     "tcp_fallback": _Kind(("for_ms", "until_ms")),
 }
 LATER = (
-    *("engine_error", "start_fail", "start_slow", "partition", "event_reorder", "event_dup"),
+    *("engine_error", "start_fail", "start_slow", "event_reorder", "event_dup"),
     *("index_restart", "router_restart", "frontend_restart", "discovery_down", "discovery_flap", "tier_down"),
     *("tier_corrupt", "tier_full", "metrics_blind", "clock_skew", "client_slow_reader", "load_surge"),
 )
@@ -90,7 +92,7 @@ class Fault:
 
     It happens at `at_s`, or every `every_s` (first then, give or take `jitter_s`, `count` times at most), or with a
     mean time of `mtbf_s` between failures. It is over after `for_s`, at `until_s`, or after a drawn time of mean
-    `mttr_s`; with none of these it stays.
+    `mttr_s`; with none of these it stays. `between`: two sets, each of names of workers and roles.
     """
 
     index: int
@@ -107,6 +109,7 @@ class Fault:
     until_s: float | None = None
     worker: str | None = None
     role: str | None = None
+    between: tuple[tuple[str, ...], tuple[str, ...]] | None = None
     detect: str = "disconnect"
     detection_delay_s: float | None = None
     timeout_s: float | None = None
@@ -289,7 +292,8 @@ def _fault(table: _Table, index: int, names: tuple[str, ...] | None) -> Fault:
         until_s=table.seconds("until_ms"),
         worker=table.text("worker"),
         role=table.text("role", ROLES),
-        detect=table.text("detect", DETECTIONS) or "disconnect",
+        between=table.two_sets("between"),
+        detect=table.text("detect", DETECTIONS) or ("lease" if kind == "partition" else "disconnect"),
         detection_delay_s=table.seconds("detection_delay_ms"),
         timeout_s=table.seconds("timeout_ms"),
         factor=_factor(table, kind),
@@ -328,13 +332,35 @@ def _check(table: _Table, fault: Fault, names: tuple[str, ...] | None) -> None:
         table.refuse("for_ms", "give one of for_ms, until_ms and mttr_ms")
     if fault.until_s is not None and (fault.recurs or fault.at_s is None or fault.until_s <= fault.at_s):
         table.refuse("until_ms", "must be after at_ms, and goes with at_ms alone")
-    keys = KINDS[fault.kind].keys
-    if "worker" in keys and (fault.worker is None) is (fault.role is None):
-        table.refuse("worker", f"say which: a worker's name, {ANY!r}, or role = ...")
-    if fault.worker not in (None, ANY) and names is not None and fault.worker not in names:
-        table.refuse("worker", f"is not one of workers, {', '.join(names)}{nearest(str(fault.worker), names)}")
+    _check_target(table, fault, names)
     if fault.kind == "client_disconnect" and (fault.row is None) is (fault.rate is None):
         table.refuse("row", "say which: row = N, or rate = a share of all requests")
+
+
+def _check_target(table: _Table, fault: Fault, names: tuple[str, ...] | None) -> None:
+    """Whom it happens to."""
+    if fault.between is not None:
+        _check_between(table, fault.between, names)
+    elif "worker" in KINDS[fault.kind].keys and (fault.worker is None) is (fault.role is None):
+        sets = ", or between = [SET, SET]" if fault.kind == "partition" else ""
+        table.refuse("worker", f"say which: a worker's name, {ANY!r}, or role = ...{sets}")
+    if fault.worker not in (None, ANY) and names is not None and fault.worker not in names:
+        table.refuse("worker", f"is not one of workers, {', '.join(names)}{nearest(str(fault.worker), names)}")
+
+
+def _check_between(
+    table: _Table, between: tuple[tuple[str, ...], tuple[str, ...]], names: tuple[str, ...] | None
+) -> None:
+    for key in ("worker", "role"):
+        if key in table.values:
+            table.refuse(key, "between says already who is cut off from whom; give one of them")
+    for key in _DETECTED:
+        if key in table.values:
+            table.refuse(key, "has no effect with between: both sets reach the cluster, so no worker is taken for lost")
+    for name in (*between[0], *between[1]):
+        if names is not None and name not in names and name not in ROLES:
+            known = (*names, *ROLES)
+            table.refuse("between", f"{name!r} is neither one of workers nor a role{nearest(name, known)}")
 
 
 def _expectation(table: _Table) -> Expectation:
@@ -415,14 +441,31 @@ class _Table:
         value = self.values.get(key)
         if value is None:
             return None
-        if not isinstance(value, list) or not value or not all(isinstance(name, str) and name for name in value):
+        if not isinstance(value, list) or not _is_names(value):
             self.refuse(key, "must be a list of names")
         if len(set(value)) != len(value) or ANY in value:
             self.refuse(key, f"each name must be there once, and none may be {ANY!r}")
         return tuple(value)
+
+    def two_sets(self, key: str) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+        """Two sets of names, each a name or a list of them."""
+        value = self.values.get(key)
+        if value is None:
+            return None
+        sets = [[one] if isinstance(one, str) else one for one in value] if isinstance(value, list) else []
+        if len(sets) != 2 or not all(_is_names(one) for one in sets):
+            self.refuse(key, "must be two sets of workers, each a name, a role, or a list of these")
+        some, rest = (tuple(one) for one in sets)
+        if set(some) & set(rest):
+            self.refuse(key, f"{', '.join(sorted(set(some) & set(rest)))} is on both sides")
+        return some, rest
 
     def tables(self, key: str) -> list[_Table]:
         value = self.values.get(key, [])
         if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
             self.refuse(key, "must be a list of tables")
         return [_Table(entry, f"{self.where}: {key}[{at}]") for at, entry in enumerate(value)]
+
+
+def _is_names(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(name, str) and name for name in value)

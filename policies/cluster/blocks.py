@@ -11,7 +11,7 @@ is bounded by what is held and not by the length of the trace.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 from weakref import ref
 
@@ -71,6 +71,18 @@ class BlockRun(NamedTuple):
     branch: Branch
     lo: int
     hi: int
+
+
+def merged_runs(runs: Iterable[BlockRun]) -> list[BlockRun]:
+    """The same blocks, each once: runs that overlap or touch become one, parents come before their children."""
+    merged: dict[Branch, list[BlockRun]] = {}
+    for run in sorted(runs, key=lambda run: (run.branch.start, run.branch.uid, run.lo)):
+        mine = merged.setdefault(run.branch, [])
+        if mine and run.lo <= mine[-1].hi:
+            mine[-1] = mine[-1]._replace(hi=max(mine[-1].hi, run.hi))
+        else:
+            mine.append(run)
+    return [run for mine in merged.values() for run in mine]
 
 
 class BlockPath(NamedTuple):

@@ -16,6 +16,9 @@ from policies.cluster.state import ClusterView, WorkerView
 from policies.router.select import why_not
 from policies.router.settings import RouterSettings
 
+NO_ENDPOINTS = "no_endpoints"
+"""The code of a refusal because no worker takes new work."""
+
 _NAMED = 5
 """Adapters that a refusal names."""
 
@@ -149,7 +152,8 @@ class Router:
             names = f"{', '.join(sorted(served)[:_NAMED])}{', ...' if len(served) > _NAMED else ''}" or "none"
             role = f"{self._role.value} " if self._role is not None else ""
             return Refusal("unknown_lora", f"no {role}worker serves adapter {event.lora!r}; there are {names}")
-        return Refusal("no_endpoints", "no worker takes new work")
+        kind = "" if self._role is None else f"{self._role.value} "
+        return Refusal(NO_ENDPOINTS, f"no {kind}worker takes new work")
 
     def _fits(self, worker: WorkerView) -> bool:
         """Whether a worker does the work that this router gives out."""

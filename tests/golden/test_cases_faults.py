@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_cases_legs import HELD, watch
+from test_cases_legs import HELD, config_file, watch
 from toy import CASES, Run, toy
+from toy import run as replayed
 
 from twin.drill import longest_gap_s
 
@@ -275,3 +276,73 @@ def test_b7_leaving_after_the_last_token_is_no_cancellation(tmp_path: Path) -> N
     assert told["never_applied"] == [
         "client_disconnects[0]: client_disconnect at 10.091 s was never applied: the request had ended"
     ]
+
+
+# ---------------------------------------------------------------- partitions of a split deployment
+
+SLOW_WIRE = "kv_bytes_per_token = 1000000\nbandwidth_gb_per_s = 1.0"
+"""The KV of a prompt of 100 tokens takes 100 ms: computed at 100, moved at 200, tokens from 210 to 400."""
+
+_PARTITIONS = {
+    "nothing happens": ([], SLOW_WIRE, (210, 400, 0)),
+    "a transfer breaks off and is made again": ([{"between": ["prefill", "decode"]}], SLOW_WIRE, (410, 600, 0)),
+    "its KV is held under a lease": (
+        [{"between": ["prefill-0", ["decode-0"]]}],
+        f"{SLOW_WIRE}\nlease_s = 0.1",
+        (410, 600, 1),  # sent again at 250, 4 tokens to compute, sent at 300
+    ),
+    "the decode worker is cut off": ([{"worker": "decode-0", "detect": "silent"}], SLOW_WIRE, (410, 600, 0)),
+    "the prefill worker is cut off": ([{"role": "prefill"}], SLOW_WIRE, (410, 600, 0)),
+    "the prompt is computed meanwhile": (
+        [{"worker": "prefill-0", "at_ms": 50, "until_ms": 150}], SLOW_WIRE, (260, 450, 0),
+    ),
+    "the answer begins meanwhile": (
+        [{"worker": "decode-0", "at_ms": 205, "until_ms": 255}], SLOW_WIRE, (255, 400, 0),
+    ),
+    "the answer ends meanwhile": ([{"worker": "decode-0", "at_ms": 255, "until_ms": 900}], SLOW_WIRE, (210, 900, 0)),
+    "taken for lost": (  # at 150: without a prefill worker it runs whole where it decodes, from then on
+        [{"worker": "prefill-0", "at_ms": 120, "until_ms": 320, "detection_delay_ms": 30}], SLOW_WIRE, (250, 440, 1),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("leap", [True, False], ids=["leaping", "stepping"])
+@pytest.mark.parametrize("line", _PARTITIONS)
+def test_partitions_of_a_split_deployment(line: str, leap: bool, tmp_path: Path) -> None:
+    faults, table, (ttft_ms, last_ms, migrations) = _PARTITIONS[line]
+    run = _parted(tmp_path, faults, table, limit=1, leap=leap)
+    assert run.requests("status") == ["completed"]
+    assert run.ms("ttft_s") == [ttft_ms]
+    assert run.ms("last_token_s") == [last_ms]
+    assert run.requests("migrations") == [migrations]
+    assert run.requests("output_tokens") == [20]
+
+
+def test_a_hand_off_whose_lease_ends_in_a_partition_fails_without_migration(tmp_path: Path) -> None:
+    run = _parted(tmp_path, [{"between": ["prefill", "decode"]}], f"{SLOW_WIRE}\nlease_s = 0.1", limit=0)
+    assert run.requests("status") == ["failed"]
+    assert "its KV could not be fetched within the lease of 0.1 s" in run.requests("reason")[0]
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ({"between": ["prefill", "decode"]}, "stuck: partition between prefill and decode lasts to the end of the run"),
+        ({"worker": "decode-0", "detect": "silent"}, "stuck: worker decode-0 is cut off to the end of the run"),
+    ],
+)
+def test_a_partition_that_lasts_fails_what_waits_for_its_end(fault: dict[str, Any], says: str, tmp_path: Path) -> None:
+    """The lease of 60 s is over before the end in the first case only if nobody could fetch: the peer has none."""
+    run = _parted(tmp_path, [{"until_ms": None, **fault}], SLOW_WIRE, limit=0, compat="dynamo-1.6.1")
+    assert run.requests("reason") == [says]
+
+
+def _parted(
+    folder: Path, faults: list[dict[str, Any]], table: str, *, limit: int, leap: bool = True, **more: Any
+) -> Run:
+    usual = {"at_ms": 150, "until_ms": 300, "kind": "partition"}
+    entries = [{key: value for key, value in (usual | fault).items() if value is not None} for fault in faults]
+    scenario = _scenario(folder, migration_limit=limit, faults=entries, expect=[{"invariants": "all"}])
+    file = config_file(folder, prefill={}, decode={}, table=table)
+    sets = [f"faults.path={scenario}", *(f'{key}="{value}"' for key, value in more.items())]
+    return replayed(CASES / "c21_migrate.jsonl", folder / "run", *sets, config_file=file, leap=leap)

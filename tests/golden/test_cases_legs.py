@@ -32,7 +32,7 @@ TOY_KEYS: Keys = {"chunked_prefill": "false", "exclusive_prefill": "true"}
 HELD = 'first_token = "prefill"\nkv_bytes_per_token = 0\nbandwidth_gb_per_s = 50.0'
 
 
-def _file(folder: Path, *, prefill: Keys, decode: Keys, table: str) -> Path:
+def config_file(folder: Path, *, prefill: Keys, decode: Keys, table: str) -> Path:
     lines = [f"[trace]\nhash_block_tokens = 16\n[disaggregation]\n{table}\n"]
     for role, keys in (("prefill", prefill), ("decode", decode)):
         engine_keys = TOY_KEYS | keys
@@ -50,7 +50,7 @@ def _file(folder: Path, *, prefill: Keys, decode: Keys, table: str) -> Path:
 
 def split(name: str, out: Path, *, prefill: Keys, decode: Keys, table: str) -> Run:
     """One prefill and one decode worker of the TOY engine, from a TOML file as a user would write it."""
-    return run(CASES / name, out, config_file=_file(out.parent, prefill=prefill, decode=decode, table=table))
+    return run(CASES / name, out, config_file=config_file(out.parent, prefill=prefill, decode=decode, table=table))
 
 
 @dataclass
@@ -108,7 +108,7 @@ def watch(
 ) -> Watched:
     """The same deployment in memory, looked at in given ms; `leaves`: a row and when its client goes (ms); `dies`: a
     worker and when (ms), known at once; `late_ms`: workers that are ready only then."""
-    file = _file(folder, prefill=prefill, decode=decode, table=table)
+    file = config_file(folder, prefill=prefill, decode=decode, table=table)
     config: Config = load(file, {"TRACE": str(CASES / name)})
     assert config.trace.path is not None
     trace = open_trace(config.trace.path, read_options(config.trace))

@@ -4,6 +4,7 @@ request ends once, nothing leaks on whoever lives, no token is lost or made twic
 
 from __future__ import annotations
 
+import pytest
 from examples import examples
 from hypothesis import given
 from simulate import engine_settings, trace_row
@@ -17,7 +18,7 @@ EXAMPLES = examples(300)
 
 
 def _carry_out(program: Program, blown: list[Blow], *, leap: bool) -> MemorySinks:
-    acts = [(blow.at_ms / 1e3, blow.act) for blow in blown]
+    acts = [(blow.later_s(), blow.act) for blow in blown]
     return carry_out(program, leap=leap, acts=acts)[0]
 
 
@@ -124,3 +125,48 @@ def test_where_room_comes_first_a_prompt_whose_room_is_lost_is_computed_again() 
     # 30 ms: the first prompt is computed and on its way; the second has room on the other worker and waits for blocks
     requests = _carry_out(program, [Blow(30, "kill", 1)], leap=True).requests
     assert {row[6] for row in requests.values()} == {"completed"}
+
+
+@pytest.mark.parametrize("kind", ["island", "cut"])
+def test_room_for_a_prompt_whose_lease_ended_and_whose_worker_is_cut_off(kind: str) -> None:
+    """Found among 10,000 programs: it waited for ever for a prefill worker that had been taken for lost."""
+    rules = HandoffRules(first_token="decode", lease_s=0.03, missing_only=False, one_at_a_time=False, block_size=2)
+    engine = engine_settings(block_size=2, blocks=8, max_num_batched_tokens=8, prefix_caching=False, max_num_seqs=1)
+    program = Program(
+        rows=tuple(trace_row(n, 0.0, 1, 4 if n == 1 else 1, [1000 + 20 * n]) for n in range(12)),
+        prefill=engine,
+        decode=engine,
+        workers=(1, 1),
+        rules=rules,
+        router="round-robin",
+        order="prefill_first",
+        move_s=0.0,
+        shared=False,
+    )
+    for leap in (True, False):
+        requests = _carry_out(program, [Blow(20, kind, 0, 45.0)], leap=leap).requests
+        assert {row[6] for row in requests.values()} == {"completed"}
+
+
+def test_a_draining_prefill_worker_that_an_interruption_lets_go() -> None:
+    """Found among 10,000 programs: what the loss of a decode worker frees is the last that a draining worker held."""
+    rules = HandoffRules(first_token="decode", lease_s=None, missing_only=False, one_at_a_time=False, block_size=4)
+    engine = engine_settings(
+        block_size=4, blocks=8, prefix_caching=False, max_num_seqs=1, chunked_prefill=False, exclusive_prefill=True
+    )
+    program = Program(
+        rows=(
+            trace_row(0, 0.0, 1, 1, [1000]),
+            *(trace_row(n, 0.055, 1, 20 if n == 2 else 1, [1000 + 20 * n]) for n in range(1, 7)),
+        ),
+        prefill=engine,
+        decode=engine,
+        workers=(1, 2),
+        rules=rules,
+        router="kv",
+        order="prefill_first",
+        move_s=0.0,
+        shared=False,
+    )
+    blown = [Blow(350, "cut", 1, 45.0), Blow(270, "kill", 2, 45.0), Blow(320, "drain", 0)]
+    assert _carry_out(program, blown, leap=True).requests == _carry_out(program, blown, leap=False).requests

@@ -1,4 +1,5 @@
-"""Random programs of arrivals, cancellations, losses, returns, drains, hangs and throttles over several workers.
+"""Random programs of arrivals, cancellations, losses, returns, drains, hangs, throttles and partitions over several
+workers.
 
 Whatever the program: every invariant holds at each event, each request ends exactly once, nothing leaks, no token is
 lost or made twice, and leaping changes nothing that anybody can see.
@@ -29,10 +30,13 @@ from policies.cluster.state import ClusterView
 from policies.resilience.migration import Migration, MigrationSettings
 from policies.router.build import build
 from twin.engine.settings import EngineSettings
+from twin.engine.ticks import instant
 from twin.engine.trtllm import TrtllmSettings
+from twin.mocker.churn import Loss
 from twin.mocker.clock import Order
 from twin.mocker.demand import Row
 from twin.mocker.sinks import MemorySinks
+from twin.mocker.worker import MockWorker
 from twin.mocker.world import MockWorld, Observation, WorkerSpec
 from twin.perf.fixed import FixedLatency
 from twin.perf.polynomial import PolynomialLatency
@@ -52,10 +56,15 @@ class Blow:
     target: int
     delay_ms: float = 0.0
 
+    def later_s(self, ms: float = 0.0) -> float:
+        """The instant so many ms after it."""
+        return instant((self.at_ms + ms) / 1e3)
+
     def act(self, world: MockWorld) -> None:
         churn, worker_id = world.churn, WorkerId(self.target % len(world.specs))
         worker = world.workers[worker_id]
-        busy_with_itself = worker.down or worker.hung or worker_id in churn.draining
+        lone = world.partitions.is_cut_off(worker_id)
+        busy_with_itself = worker.down or worker.hung or lone or worker_id in churn.draining
         match self.kind:
             case "cancel":
                 churn.cancel(RequestId(str(self.target)))
@@ -67,11 +76,37 @@ class Blow:
                 churn.drain(worker_id, self.delay_ms / 1e3 if self.delay_ms else None)
             case "hang" if not busy_with_itself:
                 churn.hang(worker)
-                world.call((self.at_ms + 20 + self.delay_ms) / 1e3, Order.FAULT, lambda: _go_on(world, worker_id))
+                world.call(self.later_s(20 + self.delay_ms), Order.FAULT, lambda: _go_on(world, worker_id))
+            case "cut" | "island" if not busy_with_itself:
+                self._cut_off(world, worker)
+            case "part" if world.handoffs is not None:
+                self._part(world, worker_id)
             case "slow" if not worker.down:
                 churn.pace(worker, Slowed(world.specs[worker_id].latency, 2.5))
             case "usual" if not worker.down:
                 churn.pace(worker, world.specs[worker_id].latency)
+
+    def _cut_off(self, world: MockWorld, worker: MockWorker) -> None:
+        """For 20, 30 or 65 ms, or for good; the cluster takes it for lost after 35 ms."""
+        name = f"{self.kind} {self.at_ms} {self.target}"
+
+        def give_up() -> None:
+            if name in world.wires.parts and not worker.down:
+                world.churn.take_for_lost(worker, "not heard of", Loss())
+
+        world.partitions.cut_off(name, worker)
+        world.call(self.later_s(35), Order.FAULT, give_up)
+        if self.kind == "cut":
+            over_s = self.later_s(20 + self.delay_ms)
+            world.call(over_s, Order.TRANSFER_DONE, lambda: world.partitions.reconnect(name, worker.worker_id))
+
+    def _part(self, world: MockWorld, worker_id: WorkerId) -> None:
+        """A worker does not reach the others, nor they it, for 20, 30 or 65 ms; all reach the cluster."""
+        name = f"part {self.at_ms} {self.target}"
+        if name in world.wires.parts:
+            return
+        world.partitions.part(name, frozenset((worker_id,)), frozenset(world.specs) - {worker_id})
+        world.call(self.later_s(20 + self.delay_ms), Order.TRANSFER_DONE, lambda: world.partitions.join(name))
 
 
 def _go_on(world: MockWorld, worker_id: WorkerId) -> None:
@@ -81,6 +116,7 @@ def _go_on(world: MockWorld, worker_id: WorkerId) -> None:
 
 
 KINDS = ["cancel", "cancel", "kill", "restore", "restore", "drain", "hang", "slow", "usual"]
+KINDS += ["cut", "cut", "island", "part"]
 
 
 @st.composite
@@ -171,7 +207,7 @@ def perform(
         observe=Observation(kv_event_lag_s=lag_s),
     )
     for blow in program:
-        world.call(blow.at_ms / 1e3, Order.FAULT, lambda blow=blow: blow.act(world))  # type: ignore[misc]
+        world.call(blow.later_s(), Order.FAULT, lambda blow=blow: blow.act(world))  # type: ignore[misc]
     world.run()
     world.audit()
     watched.invariants.finish()

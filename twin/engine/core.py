@@ -79,6 +79,14 @@ class EngineCore(Leaping):
     def idle(self) -> bool:
         return not self.running and not self.waiting and not self.activated
 
+    def withhold(self, since_s: float) -> None:
+        """Tokens made at `since_s` or later reach nobody until `deliver`."""
+        self._log.withhold(since_s)
+
+    def deliver(self, at_s: float) -> None:
+        """The tokens that were withheld arrive now."""
+        self._log.deliver(at_s)
+
     @property
     def loaded_blocks(self) -> int:
         """Blocks that came up from a lower tier so far."""

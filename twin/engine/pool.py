@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from policies.cluster.blocks import BlockRun, Branch
+from policies.cluster.blocks import BlockRun, Branch, merged_runs
 from policies.errors import InvariantError
 
 
@@ -292,6 +292,15 @@ class BlockPool:
         older.newer = newer  # type: ignore[union-attr]
         newer.older = older  # type: ignore[union-attr]
         copies.older = copies.newer = None
+
+    def findable(self) -> list[BlockRun]:
+        """What can be found and others can share, parents before children, each block once. Touches nothing."""
+        return merged_runs(
+            BlockRun(branch, copies.lo, copies.hi)
+            for branch, stretches in self._by_branch.items()
+            if branch.keys is not None
+            for copies in stretches
+        )
 
     # ------------------------------------------------------------ for reports and tests
 

@@ -31,6 +31,10 @@ class Pool(Protocol):
         """Blocks owned by somebody now."""
         ...
 
+    def findable(self) -> list[BlockRun]:
+        """What can be found and others can share, parents before children, each block once. Touches nothing."""
+        ...
+
     def audit(self) -> None:
         """Recount everything; raises InvariantError where a count is off."""
         ...
@@ -91,6 +95,14 @@ class Engine(Protocol):
 
     def made(self, seq: Sequence) -> tuple[int, float | None]:
         """Tokens that a request has made, as far as steps are accounted for, and when it made the last of them."""
+        ...
+
+    def withhold(self, since_s: float) -> None:
+        """Tokens made at `since_s` or later reach nobody until `deliver`: the record has no gaps between them."""
+        ...
+
+    def deliver(self, at_s: float) -> None:
+        """The tokens that were withheld arrive now; the next gap of their requests begins here."""
         ...
 
     def reprice(self, step: StepPlan | None, end_s: float | None = None) -> None:

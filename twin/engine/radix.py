@@ -11,7 +11,7 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
-from policies.cluster.blocks import BlockRun, Branch
+from policies.cluster.blocks import BlockRun, Branch, merged_runs
 from policies.errors import InvariantError
 
 Pieces = tuple[tuple[Branch, int], ...]
@@ -299,6 +299,16 @@ class RadixCache:
     @staticmethod
     def _note(notes: list[BlockRun], runs: list[tuple[Branch, int]], lo: int) -> None:
         notes.extend(run for run in _as_runs(runs, lo) if run.branch.keys is not None)
+
+    def findable(self) -> list[BlockRun]:
+        """What can be found and others can share, parents before children, each page once. Touches nothing."""
+        found: list[BlockRun] = []
+        todo = [self.root]
+        while todo:
+            node = todo.pop()
+            self._note(found, node.runs, node.lo)
+            todo += node.children.values()
+        return merged_runs(found)
 
     # ------------------------------------------------------------ for reports and tests
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Protocol
 
-from policies.cluster.blocks import BlockRun, Branch
+from policies.cluster.blocks import BlockRun, Branch, merged_runs
 from twin.engine.batch import DecodeBatch
 from twin.engine.core import CachePool
 from twin.engine.plan import Outcome, StepPlan
@@ -30,6 +30,10 @@ class RankPool(CachePool, Protocol):
 
     def lacking(self, branch: Branch, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """Those blocks of the spans of a branch that are not in this pool."""
+        ...
+
+    def findable(self) -> list[BlockRun]:
+        """What can be found and others can share, parents before children, each block once."""
         ...
 
 
@@ -167,6 +171,16 @@ class RankedEngine:
         """Tokens that a request has made, as far as steps are accounted for, and when it made the last of them."""
         at = self._rank_of.get(seq)
         return self.ranks[at].made(seq) if at is not None else (seq.outputs, seq.last_token_s)
+
+    def withhold(self, since_s: float) -> None:
+        """Tokens made at `since_s` or later reach nobody until `deliver`."""
+        for rank in self.ranks:
+            rank.withhold(since_s)
+
+    def deliver(self, at_s: float) -> None:
+        """The tokens that were withheld arrive now."""
+        for rank in self.ranks:
+            rank.deliver(at_s)
 
     def release(self, seq: Sequence) -> None:
         """Source side of a hand-off: a held prompt has been fetched, or given up."""
@@ -434,6 +448,10 @@ class RankPools:
     def removed(self, runs: list[BlockRun]) -> None:
         for pool in self._pools:
             pool.removed = []
+
+    def findable(self) -> list[BlockRun]:
+        """What can be found on any rank and others can share, parents before children, each block once."""
+        return merged_runs(run for pool in self._pools for run in pool.findable())
 
     def audit(self) -> None:
         for pool in self._pools:

@@ -28,15 +28,19 @@ class Counted(Protocol):
 
 
 class StepLog:
-    """Knows when the batch last emitted (`emitted_s`), and the members for which that is another time (`late`)."""
+    """Knows when the batch last emitted (`emitted_s`), and the members for which that is another time (`late`).
 
-    __slots__ = ("_write", "emitted_s", "late", "worker_id")
+    While tokens are withheld from the clients, steps are rows as ever and no gap is written.
+    """
+
+    __slots__ = ("_withheld_s", "_write", "emitted_s", "late", "worker_id")
 
     def __init__(self, worker_id: int, write: Callable[[Row], None] | None) -> None:
         self.worker_id = worker_id
         self._write = write
         self.emitted_s = 0.0
         self.late: dict[Sequence, float] = {}
+        self._withheld_s: float | None = None  # since when
 
     # ------------------------------------------------------------ who emitted when
 
@@ -60,6 +64,19 @@ class StepLog:
     def left(self, seq: Sequence) -> float:
         """A member leaves the batch between steps; when it last emitted."""
         return self.late.pop(seq, self.emitted_s)
+
+    def withhold(self, since_s: float) -> None:
+        """Nobody hears of tokens made at `since_s` or later."""
+        self._withheld_s = since_s
+
+    def deliver(self, at_s: float) -> None:
+        """The tokens that were withheld arrive: for what follows, that is when they were made."""
+        since_s, self._withheld_s = self._withheld_s, None
+        if since_s is None:
+            return
+        if self.emitted_s >= since_s:
+            self.emitted_s = at_s
+        self.late = {seq: at_s if last_s >= since_s else last_s for seq, last_s in self.late.items()}
 
     # ------------------------------------------------------------ rows
 
@@ -109,7 +126,7 @@ class StepLog:
 
     def gaps(self, since_s: Iterable[float], end_s: float) -> None:
         """Single gaps that end now: one per entry of `since_s`."""
-        if self._write is None:
+        if self._write is None or self._withheld_s is not None:
             return
         for last_s, count in Counter(since_s).items():
             gap = (self.worker_id, "gap", last_s, end_s, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, count, end_s - last_s, 0.0, 0.0)
@@ -133,6 +150,8 @@ class StepLog:
         gaps: tuple[float, float, float],
     ) -> None:
         running, waiting = load
+        if self._withheld_s is not None:
+            gap_tokens, gaps = 0, (0.0, 0.0, 0.0)
         self._write(  # type: ignore[misc]
             (
                 self.worker_id,

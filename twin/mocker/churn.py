@@ -24,6 +24,7 @@ from twin.engine.sequence import Phase, Sequence
 from twin.engine.ticks import before, instant
 from twin.mocker.clock import Order
 from twin.mocker.requests import OpenRequest
+from twin.mocker.wires import FRONTEND
 from twin.mocker.worker import MockWorker
 from twin.perf.protocol import LatencyModel
 
@@ -76,6 +77,7 @@ class Churn:
         self.upsets: dict[WorkerId, Upset] = {}
         self.on_arrival: list[Callable[[int, RequestId], None]] = []  # called with each row that arrives
         self.pins: dict[int, WorkerId] = {}  # rows that ask for a worker
+        self.due_s: dict[WorkerId, float] = {}  # workers that are known to come (back), and when
         self.when_gone: dict[WorkerId, Callable[[], None]] = {}  # called when a draining worker has left
         self.touched: dict[RequestId, list[Loss]] = {}
         self._losses: dict[WorkerId, Loss] = {}
@@ -85,12 +87,13 @@ class Churn:
     def lose(self, worker_id: WorkerId, reason: str, detect_s: float | None = 0.0, loss: Loss | None = None) -> None:
         """A worker dies now; the cluster knows after `detect_s` (None: not before it comes back)."""
         world = self._world
-        world.learn_evictions(before(world.clock.now))
+        world.news.learn_evictions(before(world.clock.now))
         worker = world.workers[worker_id]
         for request in self.requests_of(worker_id):
             for seq in _legs_on(request, worker_id):
                 worker.count(seq)
         worker.kill()
+        world.wires.forget(worker_id)
         world.starts.on_gone(worker_id)
         if world.handoffs is not None:
             world.handoffs.stop(worker)
@@ -100,14 +103,16 @@ class Churn:
             self.detect(worker, reason, detect_s)
 
     def detect(self, worker: MockWorker, reason: str, after_s: float = 0.0) -> None:
-        """The cluster learns, now or later, that a worker is gone: it is fenced, its requests are interrupted."""
+        """The cluster learns, now or later, that a worker is gone (or takes it for gone): it is fenced, its requests
+        are interrupted.
+        """
         world = self._world
         if after_s > 0.0:
             world.call(instant(world.clock.now + after_s), _FAULT, lambda: self.detect(worker, reason))
             return
         if worker.fenced:
             return
-        world.learn_evictions(before(world.clock.now))
+        world.news.learn_evictions(before(world.clock.now))
         worker.fenced = True
         self.draining.pop(worker.worker_id, None)
         loss = self._losses.pop(worker.worker_id, None) or Loss()
@@ -120,10 +125,33 @@ class Churn:
         if gone is not None:
             gone()
 
+    def expect(self, worker_id: WorkerId, at_s: float) -> None:
+        """A worker is going to be there (again) at `at_s`."""
+        self.due_s[worker_id] = at_s
+
+    @property
+    def next_due(self) -> str:
+        """Which worker is due next, in words; empty where none is."""
+        now_s, names = self._world.clock.now, self._world.specs
+        due = [(at_s, names[worker_id].name) for worker_id, at_s in self.due_s.items() if at_s > now_s]
+        return f"; {min(due)[1]} is due at {min(due)[0]:g} s" if due else ""
+
+    def take_for_lost(self, worker: MockWorker, reason: str, loss: Loss) -> None:
+        """The cluster does not hear of a worker that lives, and takes it for lost."""
+        self._losses[worker.worker_id] = loss
+        self.detect(worker, reason)
+
     def restore(self, worker_id: WorkerId) -> None:
-        """A worker that is down comes back, empty, under a new epoch; whoever took it for alive learns better first."""
+        """A worker that is down comes back, empty, under a new epoch; whoever took it for alive learns better first.
+        One that cannot reach the cluster is there when it can.
+        """
+        self._world.wires.send(worker_id, FRONTEND, lambda: self._restore(worker_id))
+
+    def _restore(self, worker_id: WorkerId) -> None:
         world = self._world
         gone = world.workers[worker_id]
+        if not gone.down:
+            return  # it came back for another reason, while both had to wait
         self.detect(gone, "came back under a new epoch")
         world.start_worker(world.specs[worker_id], gone.up.epoch + 1)
 
@@ -131,12 +159,12 @@ class Churn:
 
     def hang(self, worker: MockWorker) -> None:
         """A worker stops where it is."""
-        self._world.learn_evictions(before(self._world.clock.now))
+        self._world.news.learn_evictions(before(self._world.clock.now))
         worker.hang()
 
     def pace(self, worker: MockWorker, latency: LatencyModel) -> None:
         """A worker takes another time for its steps from the next one on."""
-        self._world.learn_evictions(before(self._world.clock.now))
+        self._world.news.learn_evictions(before(self._world.clock.now))
         worker.pace(latency)
 
     def upset(self, worker_id: WorkerId) -> Upset:
@@ -166,6 +194,8 @@ class Churn:
         """Let draining workers go that have nothing left."""
         world = self._world
         for worker_id, worker in list(self.draining.items()):
+            if world.partitions.is_cut_off(worker_id):
+                continue
             view = world.controller.view.workers.get(worker_id)
             idle = worker.engine.idle and not worker.engine.pool.active
             if view is not None and not view.in_flight and idle and not worker.busy:
@@ -192,16 +222,23 @@ class Churn:
     def give_up(self, request: OpenRequest, status: str, reason: str) -> None:
         """An open request ends now, wherever it is; what its legs hold is freed at the end of the step."""
         world = self._world
-        world.learn_evictions(before(world.clock.now))
+        world.news.learn_evictions(before(world.clock.now))
         if request.handoff is not None and world.handoffs is not None:
             self._count(request)
             request.closed = True
             world.handoffs.break_off(request.handoff)
-        elif request.sequence is not None and request.worker_id is not None:
-            worker = world.workers[request.worker_id]
-            if not worker.down:
-                worker.drop(request.sequence)
+        else:
+            self._drop(request)
         world.end(request.request_id, status, reason)
+
+    def _drop(self, request: OpenRequest) -> None:
+        """Its worker hears that nobody wants a request any more."""
+        seq, worker_id = request.sequence, request.worker_id
+        if seq is None or worker_id is None:
+            return
+        worker = self._world.workers[worker_id]
+        if not worker.down:
+            self._world.wires.send(FRONTEND, worker_id, lambda: worker.drop(seq))
 
     def migrate(self, action: Migrate) -> None:
         """Send an interrupted request again, what the client has already as part of the prompt."""
@@ -244,19 +281,22 @@ class Churn:
     ) -> None:
         """What a request had is gone with a worker, or its prefill worker has it still; the policies say what becomes
         of it."""
-        world = self._world
+        world, handoff = self._world, request.handoff
         loss = loss or Loss()
         kept = False
-        if request.handoff is not None and world.handoffs is not None:
-            kept = world.handoffs.lose_destination(request.handoff, worker)
-            if not kept:
-                self._count(request)
-                world.handoffs.break_off(request.handoff)
+        if handoff is None:
+            self._drop(request)
+        elif world.handoffs is not None:
+            kept = world.handoffs.lose_destination(handoff, worker)
+        if not kept:
+            self._count(request)
         emitted = request.made
         if kept:
             request.lose_decode_leg()
         else:
-            request.interrupt(world.tree)
+            request.interrupt(world.tree)  # first: what is freed below may let a draining worker go, with its requests
+            if handoff is not None and world.handoffs is not None:
+                world.handoffs.break_off(handoff)
         loss.interrupted += 1
         loss.tokens_carried += request.carried
         self.touched.setdefault(request.request_id, []).append(loss)
@@ -272,10 +312,10 @@ class Churn:
         )
 
     def _count(self, request: OpenRequest) -> None:
-        """Let the legs that are on living workers say what they have made."""
+        """Let the legs that are on living workers say what they have made, where they can be asked."""
         for worker_id, seq in _legs(request):
             worker = self._world.workers[worker_id]
-            if not worker.down:
+            if not worker.down and not self._world.partitions.is_cut_off(worker_id):
                 worker.count(seq)
 
     def requests_of(self, worker_id: WorkerId) -> list[OpenRequest]:
@@ -284,13 +324,21 @@ class Churn:
 
 
 def _legs(request: OpenRequest) -> list[tuple[WorkerId, Sequence]]:
-    """The legs of a request that are not over, and where they are."""
-    legs = ((request.worker_id, request.sequence), (request.prefill_worker_id, request.prefill))
-    return [
-        (worker_id, seq)
-        for worker_id, seq in legs
-        if worker_id is not None and seq is not None and seq.phase is not Phase.DONE
-    ]
+    """The legs that an open request depends on, and where they are."""
+    legs = []
+    if request.worker_id is not None and request.sequence is not None:
+        legs.append((request.worker_id, request.sequence))
+    if request.prefill_worker_id is not None and request.prefill is not None and _needs_prefill(request):
+        legs.append((request.prefill_worker_id, request.prefill))
+    return legs
+
+
+def _needs_prefill(request: OpenRequest) -> bool:
+    """Whether something is still to come from the leg that computes the prompt: its KV, or the news that it is done."""
+    handoff, prefill = request.handoff, request.prefill
+    if handoff is None or prefill is None or handoff.arrived:
+        return False
+    return not handoff.told or handoff.stalled or prefill.phase is not Phase.DONE
 
 
 def _legs_on(request: OpenRequest, worker_id: WorkerId) -> list[Sequence]:

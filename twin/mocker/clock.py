@@ -36,10 +36,12 @@ class Order(IntEnum):
 class Clock(Environment):
     """SimPy's environment with events at absolute times and a stated order.
 
-    `early`: what is happening comes before the step ends of this instant.
+    `early`: what is happening comes before the step ends of this instant. `watching` of the events that have not
+    happened yet only look on, or would come again for ever: when nothing else is left, nothing will change.
     """
 
     early = False
+    watching = 0
 
     @property
     def over_s(self) -> float:
@@ -48,8 +50,18 @@ class Clock(Environment):
 
     @property
     def waiting(self) -> int:
-        """Events that have not happened yet."""
-        return len(self._queue)
+        """Events that have not happened yet and do not only look on."""
+        return len(self._queue) - self.watching
+
+    def watch(self, at_s: float, order: int, what: Callable[[], None]) -> None:
+        """Let something happen that only looks on, or comes again for ever."""
+        self.watching += 1
+
+        def act() -> None:
+            self.watching -= 1
+            what()
+
+        self.call(at_s, order, act)
 
     def put(self, event: Event, at_s: float, order: int) -> None:
         """Let a pending event happen at `at_s`."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 TCP_SHARE = 1 / 350
 """Of what RDMA carries, when transfers fall back to TCP: vendors say 200 to 500 times slower."""
 
-_FAULT = int(Order.FAULT)
+_FAULT, _TRANSFER_DONE = int(Order.FAULT), int(Order.TRANSFER_DONE)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,9 +83,11 @@ class Faults:
         self._pending = 0  # events of ours on the clock
         self._rows: dict[int, RequestId] = {}
         self.timeline: list[Entry] = []
-        for fault in scenario.faults if network is None else ():
-            if fault.link is not None or fault.kind == "tcp_fallback":
+        for fault in scenario.faults:
+            if network is None and (fault.link is not None or fault.kind == "tcp_fallback"):
                 raise CapabilityError(f"{fault.where}: {no_links}")
+            if fault.between is not None:
+                self._two_sets(fault)
 
     def start(self) -> None:
         """Put the first occurrence of every fault on the clock."""
@@ -105,21 +107,34 @@ class Faults:
     def _stuck(self) -> tuple[str, list[OpenRequest]] | None:
         """Nothing is left to happen: which open requests are held up for good, and by what. Those whose transfer
         stands still, or whose worker is gone, come first: without them the others may go on."""
-        world, churn = self._world, self._world.churn
-        links = self._links_down()
-        workers = [worker_id for worker_id, worker in sorted(world.workers.items()) if worker.down or worker.hung]
-        why = []
-        if links:
-            why.append(_to_the_end("link", links))
-            moving = [r for r in world.open.values() if r.moving]
-            if moving:
-                return f"stuck: {why[0]}", moving
-        if workers:
-            why.append(_to_the_end("worker", tuple(self._names[worker_id] for worker_id in workers)))
-            there = {r.request_id: r for worker_id in workers for r in churn.requests_of(worker_id)}
-            if there:
-                return f"stuck: {why[-1]}", list(there.values())
-        return (f"stuck: {'; '.join(why)}", list(world.open.values())) if why else None
+        found = [(why, requests) for why, requests in self._held_up() if why]
+        for why, requests in found:
+            if requests:
+                return f"stuck: {why}", requests
+        return (f"stuck: {'; '.join(why for why, _ in found)}", list(self._world.open.values())) if found else None
+
+    def _held_up(self) -> Iterator[tuple[str, list[OpenRequest]]]:
+        """What stays broken to the end (a text, empty where nothing is), and which open requests it stops."""
+        world = self._world
+        moving = [r for r in world.open.values() if r.moving]
+        yield _to_the_end("link", self._links_down(), "is down", "are down"), moving
+        apart = [fault for fault in self._scenario.faults if fault.between and self._lasts(fault)]
+        stalled = world.handoffs.held_up if world.handoffs is not None else []
+        yield _to_the_end("partition between", tuple(_two_sides(fault) for fault in apart), "lasts", "last"), stalled
+        there = sorted(world.workers.items())
+        gone = [worker_id for worker_id, worker in there if worker.down or worker.hung]
+        yield self._workers_to_the_end(gone, "is down", "are down")
+        lone = [worker_id for worker_id, _ in there if world.partitions.is_cut_off(worker_id)]
+        yield self._workers_to_the_end(lone, "is cut off", "are cut off")
+
+    def _lasts(self, fault: Fault) -> bool:
+        """Whether a partition is there now."""
+        return any(name.startswith(f"{fault.index}.") for name in self._world.wires.parts)
+
+    def _workers_to_the_end(self, ids: list[WorkerId], one: str, several: str) -> tuple[str, list[OpenRequest]]:
+        requests = {r.request_id: r for worker_id in ids for r in self._world.churn.requests_of(worker_id)}
+        names = tuple(self._names[worker_id] for worker_id in ids)
+        return _to_the_end("worker", names, one, several), list(requests.values())
 
     def _links_down(self) -> tuple[str, ...]:
         """The links that are down now, by the names that the scenario gives them."""
@@ -142,25 +157,53 @@ class Faults:
             if fault.recurs and not entries:
                 continue  # none was drawn before the end
             at_s = entries[0].at_s if entries else fault.at_s
+            if fault.row is not None and fault.row not in self._rows:
+                found.append(f"{fault.name}: there is no row {fault.row}: the run had {len(self._rows)} requests")
+                continue
             why = entries[0].why_not if entries and entries[0].why_not else f"the run ended at {end_s:g} s"
             found.append(f"{fault.name}: {fault.kind} at {at_s:g} s was never applied: {why}")
         return found
+
+    def without_effect(self) -> list[str]:
+        """Faults that can change nothing in this run: what they upset is not said, or nobody listens."""
+        world, found = self._world, []
+        for fault in self._scenario.faults:
+            if fault.kind in ("event_loss", "event_delay"):
+                what, tells = "KV events", world.news.tells_blocks
+            elif fault.kind == "report_stale":
+                what, tells = "load reports", world.news.tells_load
+            else:
+                continue
+            specs = [spec for spec in world.specs.values() if self._is_meant(fault, spec)]
+            if specs and not any(tells(spec) for spec in specs):
+                found.append(f"{fault.name}: {fault.kind} has no effect: nobody listens to {what} of {_whom(fault)}")
+        return found
+
+    def _is_meant(self, fault: Fault, spec: WorkerSpec) -> bool:
+        """Whether a fault may happen to a worker."""
+        named = fault.worker in (None, ANY) or self._names[spec.worker_id] == fault.worker
+        return named and fault.role in (None, spec.role.value)
 
     # ------------------------------------------------------------ when
 
     def _next(self, fault: Fault, times: Iterator[Occurrence]) -> None:
         occurrence = next(times, None)
-        if occurrence is not None:
-            self._call(max(occurrence.at_s, self._world.clock.now), lambda: self._occur(fault, occurrence, times))
+        if occurrence is None:
+            return
+        at_s = max(occurrence.at_s, self._world.clock.now)
+        if fault.recurs:
+            self._world.clock.watch(instant(at_s), _FAULT, lambda: self._occur(fault, occurrence, times))
+        else:
+            self._call(at_s, lambda: self._occur(fault, occurrence, times))
 
-    def _call(self, at_s: float, what: Callable[[], None]) -> None:
+    def _call(self, at_s: float, what: Callable[[], None], order: int = _FAULT) -> None:
         self._pending += 1
 
         def act() -> None:
             self._pending -= 1
             what()
 
-        self._world.call(instant(at_s), _FAULT, act)
+        self._world.call(instant(at_s), order, act)
 
     def _occur(self, fault: Fault, occurrence: Occurrence, times: Iterator[Occurrence]) -> None:
         world = self._world
@@ -172,7 +215,7 @@ class Faults:
         if fault.recurs:
             self._next(fault, times)
 
-    def _until(self, occurrence: Occurrence, entry: Entry, what: Callable[[], None]) -> None:
+    def _until(self, occurrence: Occurrence, entry: Entry, what: Callable[[], None], order: int = _FAULT) -> None:
         """Undo at the end of the fault, if it has one."""
 
         def over() -> None:
@@ -180,7 +223,11 @@ class Faults:
             what()
 
         if occurrence.until_s is not None:
-            self._call(occurrence.until_s, over)
+            self._call(occurrence.until_s, over, order)
+
+    def _until_steps_end(self, occurrence: Occurrence, entry: Entry, what: Callable[[], None]) -> None:
+        """The same for a partition: steps that end at that instant are still withheld, and all arrives behind them."""
+        self._until(occurrence, entry, what, _TRANSFER_DONE)
 
     # ------------------------------------------------------------ what
 
@@ -190,6 +237,8 @@ class Faults:
             return self._disconnect(fault, entry)
         if fault.link is not None or fault.kind == "tcp_fallback":
             return self._slow_link(fault, occurrence, entry)
+        if fault.between is not None:
+            return self._part(fault, occurrence, entry)
         worker = self._target(fault, occurrence)
         if worker is None:
             wanted = "is down" if fault.kind == "worker_up" else "is up"
@@ -204,9 +253,7 @@ class Faults:
         fits = [
             worker
             for _, worker in sorted(world.workers.items())
-            if self._can(fault, worker)
-            and (fault.role is None or worker.up.role.value == fault.role)
-            and (fault.worker in (None, ANY) or self._names[worker.worker_id] == fault.worker)
+            if self._can(fault, worker) and self._is_meant(fault, world.specs[worker.worker_id])
         ]
         if not fits:
             return None
@@ -219,11 +266,14 @@ class Faults:
             return worker.down and not starts
         if kind == "worker_down" and starts:
             return fault.worker == self._names[worker.worker_id]  # on its way up: only if it is meant by name
-        if kind in ("drain", "worker_hang") and (worker.hung or worker.worker_id in self._world.churn.draining):
+        stays = kind not in ("drain", "worker_hang", "partition")
+        churn, lone = self._world.churn, self._world.partitions.is_cut_off(worker.worker_id)
+        if not stays and (worker.hung or lone or worker.worker_id in churn.draining):
             return False
         return not worker.down
 
     def _down(self, fault: Fault, occurrence: Occurrence, entry: Entry, worker: MockWorker) -> None:
+        self._expect(occurrence, worker, self._world.specs[worker.worker_id].startup_s)
         if worker.worker_id in self._world.starts:
             self._world.starts.break_off(worker.worker_id)
         else:
@@ -255,6 +305,7 @@ class Faults:
     def _up(self, fault: Fault, occurrence: Occurrence, entry: Entry, worker: MockWorker) -> None:
         spec = self._world.specs[worker.worker_id]
         if spec.startup_s or spec.weights is not None:
+            self._world.churn.expect(worker.worker_id, instant(self._world.clock.now + spec.startup_s))
             self._start(entry, worker)
         else:
             entry.over_s = self._world.clock.now
@@ -278,7 +329,58 @@ class Faults:
                 worker.resume()
 
         self._call(self._world.clock.now + delay_s, give_up)
+        self._expect(occurrence, worker)
         self._until(occurrence, entry, over)
+
+    def _cut_off(self, fault: Fault, occurrence: Occurrence, entry: Entry, worker: MockWorker) -> None:
+        """Nothing reaches it and nothing comes from it; it works on. Who does not hear of it takes it for lost."""
+        world, name = self._world, f"{fault.index}.{occurrence.n}"
+        delay_s = self._delay_s(fault)
+        world.partitions.cut_off(name, worker)
+
+        def give_up() -> None:
+            if name in world.wires.parts and not worker.down:
+                world.churn.take_for_lost(worker, f"cut off, and not heard of for {delay_s:g} s", entry.loss)
+
+        if delay_s is not None:
+            self._call(world.clock.now + delay_s, give_up)
+        self._expect(occurrence, worker)
+        self._until_steps_end(occurrence, entry, lambda: world.partitions.reconnect(name, worker.worker_id))
+
+    def _part(self, fault: Fault, occurrence: Occurrence, entry: Entry) -> str | None:
+        """Two sets of workers do not reach each other for a while."""
+        partitions, name = self._world.partitions, f"{fault.index}.{occurrence.n}"
+        some, rest = self._two_sets(fault)
+        entry.target = _two_sides(fault)
+        partitions.part(name, some, rest)
+        self._until_steps_end(occurrence, entry, lambda: partitions.join(name))
+        return None
+
+    def _two_sets(self, fault: Fault) -> tuple[frozenset[WorkerId], frozenset[WorkerId]]:
+        """The two sets of workers of a partition between workers."""
+        assert fault.between is not None
+        if self._world.handoffs is None:
+            raise ConfigError(
+                f"{fault.where}: between has no effect: no worker of this run sends anything to another one; "
+                "cut workers off from all with worker = or role ="
+            )
+        some, rest = (self._members(fault, names) for names in fault.between)
+        if some & rest:
+            both = ", ".join(self._names[worker_id] for worker_id in sorted(some & rest))
+            raise ConfigError(f"{fault.where}: between: {both} is on both sides")
+        return some, rest
+
+    def _members(self, fault: Fault, names: tuple[str, ...]) -> frozenset[WorkerId]:
+        found: set[WorkerId] = set()
+        for name in names:
+            ids = {worker_id for worker_id, spec in self._world.specs.items() if spec.role.value == name}
+            if name in self._ids:
+                ids = {self._ids[name]}
+            if not ids:
+                some = ", ".join(list(self._ids)[:8])
+                raise ConfigError(f"{fault.where}: between: no worker has the name or role {name!r}; there are {some}")
+            found |= ids
+        return frozenset(found)
 
     def _slow(self, fault: Fault, occurrence: Occurrence, entry: Entry, worker: MockWorker) -> None:
         world = self._world
@@ -287,6 +389,7 @@ class Faults:
         self._until(occurrence, entry, lambda: None if worker.down else world.churn.pace(worker, usual))
 
     def _drain(self, fault: Fault, occurrence: Occurrence, entry: Entry, worker: MockWorker) -> None:
+        self._expect(occurrence, worker, self._world.specs[worker.worker_id].startup_s)
         self._world.churn.drain(worker.worker_id, fault.timeout_s, entry.loss)
         self._return_when_gone(occurrence, entry, worker)
 
@@ -301,6 +404,11 @@ class Faults:
 
         if occurrence.until_s is not None:
             self._call(occurrence.until_s, begin)
+
+    def _expect(self, occurrence: Occurrence, worker: MockWorker, startup_s: float = 0.0) -> None:
+        """It takes new work again so long after the end of the fault, at the earliest."""
+        if occurrence.until_s is not None:
+            self._world.churn.expect(worker.worker_id, instant(occurrence.until_s + startup_s))
 
     def _events(self, fault: Fault, occurrence: Occurrence, entry: Entry, worker: MockWorker) -> None:
         """KV events of a worker are lost or late for a while; draws count its messages."""
@@ -362,12 +470,27 @@ class Faults:
             self.timeline.append(entry)
 
 
-def _to_the_end(what: str, names: tuple[str, ...]) -> str:
-    """Names of links or workers that are down for good, three at most."""
+def _whom(fault: Fault) -> str:
+    """The workers that a fault may happen to, in words."""
+    if fault.role is not None:
+        return f"{fault.role} workers"
+    return "the workers" if fault.worker == ANY else str(fault.worker)
+
+
+def _two_sides(fault: Fault) -> str:
+    """Who is cut off from whom, as a line says it."""
+    assert fault.between is not None
+    return " and ".join(", ".join(names) for names in fault.between)
+
+
+def _to_the_end(what: str, names: tuple[str, ...], one: str, several: str) -> str:
+    """Names of what stays broken, three at most; empty where there are none."""
+    if not names:
+        return ""
     if len(names) == 1:
-        return f"{what} {names[0]} is down to the end of the run"
+        return f"{what} {names[0]} {one} to the end of the run"
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"{what}s {', '.join(names[:3])}{more} are down to the end of the run"
+    return f"{what}s {', '.join(names[:3])}{more} {several} to the end of the run"
 
 
 _Performer = Callable[[Faults, Fault, Occurrence, Entry, MockWorker], None]
@@ -375,6 +498,7 @@ _PERFORM: Mapping[str, _Performer] = {
     "worker_down": Faults._down,
     "worker_up": Faults._up,
     "worker_hang": Faults._hang,
+    "partition": Faults._cut_off,
     "worker_slow": Faults._slow,
     "drain": Faults._drain,
     "event_loss": Faults._events,

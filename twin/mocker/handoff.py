@@ -24,6 +24,7 @@ from twin.engine.plan import Outcome
 from twin.engine.sequence import Sequence
 from twin.engine.ticks import instant
 from twin.mocker.clock import Clock, Order
+from twin.mocker.wires import FRONTEND, Node, Wires
 from twin.mocker.worker import MockWorker
 
 if TYPE_CHECKING:
@@ -165,10 +166,13 @@ class Handoff:
         "released_s",
         "request",
         "reserved_s",
+        "retried",
         "source",
         "source_first",
         "src",
+        "stalled",
         "state",
+        "told",
     )
 
     def __init__(self, request: OpenRequest) -> None:
@@ -182,11 +186,19 @@ class Handoff:
         self.lease: _Timed | None = None
         self.asked = 0
         self.expired = False
+        self.told = False  # the cluster knows that the prompt has been computed
+        self.stalled = False  # its two workers cannot reach each other
+        self.retried = False  # what they had begun to send is sent again
         self.source_first = False  # the prompt was begun before room was taken for it
         self.held_s: float | None = None
         self.reserved_s: float | None = None
         self.activated_s: float | None = None
         self.released_s: float | None = None
+
+    @property
+    def arrived(self) -> bool:
+        """Whether the KV is where it is used."""
+        return self.state is State.ACTIVE
 
     @property
     def over(self) -> bool:
@@ -211,7 +223,8 @@ class _Side:
 
 class Handoffs:
     """All hand-offs of a run. `post` hands an event to the controller; `close` ends a request; `changed` is called when
-    what a worker has cached may have changed between its steps.
+    what a worker has cached may have changed between its steps; `tell` lets the cluster hear what a worker says. What
+    one side tells the other goes over `wires`.
     """
 
     def __init__(
@@ -223,9 +236,11 @@ class Handoffs:
         *,
         post: Callable[[Event], None],
         close: Callable[[OpenRequest, str, str | None], None],
-        interrupt: Callable[[OpenRequest, MockWorker], None],
+        interrupt: Callable[[OpenRequest, MockWorker, str], None],
         freed: Callable[[MockWorker], None],
         changed: Callable[[MockWorker], None],
+        wires: Wires,
+        tell: Callable[[MockWorker, Callable[[], None]], None],
     ) -> None:
         self._clock = clock
         self.rules = rules
@@ -237,12 +252,19 @@ class Handoffs:
         self._interrupt = interrupt
         self._freed = freed
         self._changed = changed
+        self._wires = wires
+        self._tell = tell
         self._sides: dict[WorkerId, _Side] = {}
         self._by_src: dict[Sequence, Handoff] = {}
+        self._stalled: list[Handoff] = []  # wait until their two workers reach each other
         self._asked = 0
         self.leases_expired = 0
 
     # ------------------------------------------------------------ dispatches
+
+    def begin(self, request: OpenRequest) -> Handoff:
+        """A leg of a request is about to be sent to a worker."""
+        return Handoff(request)
 
     def start_prefill(self, handoff: Handoff, worker: MockWorker, seq: Sequence) -> str | None:
         """The prefill leg goes to a worker; returns the reason when its engine can never run it."""
@@ -334,40 +356,55 @@ class Handoffs:
             return  # dropped in this very step
         assert source is not None
         if handoff.over:
-            self._release_source(handoff, src)
+            if not self._wires.cut(FRONTEND, source.worker_id):  # or it does not know yet
+                self._release_source(handoff, src)
             return
         again = handoff.held_s is not None
         handoff.held_s = now_s
         reserved = handoff.dest is not None and handoff.reserved_s is not None
         handoff.state = State.RESERVED if reserved else State.HELD
-        first = self.rules.first_token == "prefill" and not again
-        if first:
-            request.has_prefill_token(now_s)
-            if request.row.osl - request.carried <= 1:
-                self._answered(handoff, now_s)
-                return
+        if self.rules.first_token == "prefill" and not again and request.row.osl - request.carried <= 1:
+            self._release_source(handoff, src)
+            self._tell(source, lambda: self._answered(handoff, source))
+            return
         if not again:
-            self._post(PrefillDone(at_s=now_s, request_id=request.request_id, worker_id=source.worker_id))
-        if first and not handoff.over and not request.carried:
-            self._post(FirstToken(at_s=now_s, request_id=request.request_id, worker_id=source.worker_id))
+            self._tell(source, lambda: self._prefilled(handoff, source))
         if handoff.over:
             return
         if reserved:
             self._start_move(handoff)
-        elif handoff.state is State.HELD and self.rules.lease_s is not None:
-            self._hold_until(handoff, instant(now_s + self.rules.lease_s))
+        elif handoff.state is State.HELD:
+            self._lease(handoff)
 
-    def _answered(self, handoff: Handoff, now_s: float) -> None:
+    def _prefilled(self, handoff: Handoff, source: MockWorker) -> None:
+        """The cluster hears that the prompt is computed, and the client has its first token if that comes from here."""
+        now_s, request = self._clock.now, handoff.request
+        if handoff.over:
+            return
+        handoff.told = True
+        first = self.rules.first_token == "prefill"
+        if first:
+            request.has_prefill_token(now_s)
+        self._post(PrefillDone(at_s=now_s, request_id=request.request_id, worker_id=source.worker_id))
+        if first and not handoff.over and not request.carried:
+            self._post(FirstToken(at_s=now_s, request_id=request.request_id, worker_id=source.worker_id))
+
+    def _answered(self, handoff: Handoff, source: MockWorker) -> None:
         """A one-token answer that the prefill worker gave: nothing is handed over."""
-        request, source = handoff.request, handoff.source
-        assert source is not None
+        now_s, request = self._clock.now, handoff.request
+        if handoff.over:
+            return
+        request.has_prefill_token(now_s)
         if not request.carried:
             self._post(FirstToken(at_s=now_s, request_id=request.request_id, worker_id=source.worker_id))
-        request.last_token_s = now_s
         request.outputs = request.row.osl
-        self._release_source(handoff, handoff.src)
         self._give_up_room(handoff)
         self._close(request, "completed", None)
+
+    def _lease(self, handoff: Handoff) -> None:
+        """From now on the source holds the blocks for the length of a lease, unless somebody fetches them."""
+        lease_s = self.rules.lease_s
+        self._hold_until(handoff, None if lease_s is None else instant(self._clock.now + lease_s))
 
     def _hold_until(self, handoff: Handoff, at_s: float | None) -> None:
         """The source holds the blocks until then (None: for ever), or until they are fetched."""
@@ -378,13 +415,24 @@ class Handoffs:
             handoff.lease = _Timed(self._clock, at_s, int(Order.TIMER), lambda: self._expire(handoff))
 
     def _expire(self, handoff: Handoff) -> None:
-        """Nobody fetched the blocks in time: the source takes them back, and the prompt is computed again later."""
+        """Nobody fetched the blocks in time, or said that it had: the source takes them back. A prompt that found no
+        room is computed again later; one that could not be sent goes elsewhere, or fails."""
+        src, source = handoff.src, handoff.source
+        assert source is not None
+        if handoff.state not in (State.HELD, State.ACTIVE):
+            return
+        self.leases_expired += 1
         if handoff.state is State.HELD:
-            self.leases_expired += 1
             handoff.expired = True
             handoff.state = State.SUBMITTED
-            src = handoff.src
-            self._do(handoff.source, lambda: self._release_source(handoff, src))
+        self._do(source, lambda: self._release_source(handoff, src))
+        if handoff.stalled:
+            why = f"its KV could not be fetched within the lease of {self.rules.lease_s:g} s"
+            self._tell(source, lambda: self._give_up(handoff, source, why))
+
+    def _give_up(self, handoff: Handoff, source: MockWorker, why: str) -> None:
+        if not handoff.over:
+            self._interrupt(handoff.request, source, why)
 
     def _release_source(self, handoff: Handoff, src: Sequence | None) -> None:
         """The source's blocks are free; `src` is the sequence that was meant when this was decided."""
@@ -436,15 +484,26 @@ class Handoffs:
         elif handoff.expired and handoff.source is not None:
             self._compute_again(handoff)
         else:
-            self._post(RoomReserved(at_s=self._clock.now, request_id=dst.request_id, worker_id=dest.worker_id))
+            self._tell(dest, lambda: self._has_room(handoff, dest))
+
+    def _has_room(self, handoff: Handoff, dest: MockWorker) -> None:
+        if not handoff.over:
+            request_id = handoff.request.request_id
+            self._post(RoomReserved(at_s=self._clock.now, request_id=request_id, worker_id=dest.worker_id))
 
     def _compute_again(self, handoff: Handoff) -> None:
-        source = handoff.source
+        source, dest = handoff.source, handoff.dest
         assert source is not None
-        handoff.expired = False
+        assert dest is not None
         if source.fenced:
-            self._interrupt(handoff.request, source)
+            handoff.expired = False
+            self._tell(dest, lambda: self._give_up(handoff, source, "prompt lost"))
             return
+        if self._wires.cut(source.worker_id, dest.worker_id):
+            handoff.stalled = True
+            self._stalled.append(handoff)
+            return
+        handoff.expired = False
         src = handoff.request.leg(Leg.PREFILL, self._tree, self._clock.now)
         if self.start_prefill(handoff, source, src) is not None:
             self._close(handoff.request, "failed", "the prompt could not be computed again after its lease ended")
@@ -454,6 +513,9 @@ class Handoffs:
         assert source is not None
         assert dest is not None
         assert dst is not None
+        if self._wires.cut(source.worker_id, dest.worker_id):
+            self._stall(handoff)
+            return
         handoff.state = State.MOVING
         if handoff.lease is not None:
             handoff.lease.cancel()
@@ -474,7 +536,7 @@ class Handoffs:
         over its links meanwhile is taken at the pace that they have now.
         """
         src, held_s, reserved_s = handoff.src, handoff.held_s, handoff.reserved_s
-        if src is None or src.admit_s is None or held_s is None or reserved_s is None:
+        if src is None or src.admit_s is None or held_s is None or reserved_s is None or handoff.retried:
             return 1.0
         sending_s = held_s - max(src.admit_s, reserved_s)
         alone_s = self._mover.alone_s(load)
@@ -502,9 +564,56 @@ class Handoffs:
         if dest.engine.activate(dst):
             side.refused = False
         dest.nudge()
-        src = handoff.src
-        self._do(handoff.source, lambda: self._release_source(handoff, src))
+        src, source = handoff.src, handoff.source
+        assert source is not None
+        if src is not None and self._wires.cut(source.worker_id, dest.worker_id):
+            self._lease(handoff)  # it will not hear that its blocks have been fetched
+        self._order(dest.worker_id, source, lambda: self._release_source(handoff, src))
         self._try_now(side)
+
+    # ------------------------------------------------------------ partitions
+
+    def break_moves(self) -> None:
+        """Workers have been cut off from each other: what moves between them stops, and is held at its source."""
+        for handoff in list(self._by_src.values()):
+            source, dest = handoff.source, handoff.dest
+            if source is None or dest is None or not self._wires.cut(source.worker_id, dest.worker_id):
+                continue
+            handoff.retried = True
+            if handoff.move is not None:
+                handoff.move.cancel()
+                handoff.move = None
+                self._stall(handoff)
+
+    @property
+    def held_up(self) -> list[OpenRequest]:
+        """Requests that wait until their two workers reach each other."""
+        return [handoff.request for handoff in self._stalled if not handoff.over]
+
+    def _stall(self, handoff: Handoff) -> None:
+        handoff.state = State.HELD
+        handoff.stalled = True
+        self._lease(handoff)
+        self._stalled.append(handoff)
+
+    def move_again(self) -> None:
+        """Workers reach each other again: what was held up between them is sent, or computed again and sent."""
+        stalled, self._stalled = self._stalled, []
+        for handoff in stalled:
+            source, dest = handoff.source, handoff.dest
+            assert source is not None
+            assert dest is not None
+            if handoff.over or source.down or dest.down:
+                continue
+            if self._wires.cut(source.worker_id, dest.worker_id):
+                self._stalled.append(handoff)
+                continue
+            handoff.stalled = False
+            if handoff.state is State.HELD:
+                handoff.state = State.RESERVED
+                self._start_move(handoff)
+            elif handoff.expired:
+                self._compute_again(handoff)
 
     # ------------------------------------------------------------ ends
 
@@ -513,9 +622,10 @@ class Handoffs:
         if handoff.move is not None:
             handoff.move.cancel()
             handoff.move = None
-        if handoff.src is not None:
-            src = handoff.src
-            self._do(handoff.source, lambda: self._drop_source(handoff, src))
+        src, source = handoff.src, handoff.source
+        if src is not None:
+            assert source is not None
+            self._order(FRONTEND, source, lambda: self._drop_source(handoff, src))
         self._give_up_room(handoff)
 
     def _drop_source(self, handoff: Handoff, src: Sequence | None) -> None:
@@ -532,8 +642,10 @@ class Handoffs:
 
     def _give_up_room(self, handoff: Handoff) -> None:
         dest, dst = handoff.dest, handoff.dst
-        if dest is None or dst is None:
-            return
+        if dest is not None and dst is not None:
+            self._wires.send(FRONTEND, dest.worker_id, lambda: self._take_room_back(handoff, dest, dst))
+
+    def _take_room_back(self, handoff: Handoff, dest: MockWorker, dst: Sequence) -> None:
         side = self._side(dest)
         if handoff in side.pending:
             head = side.pending[0] is handoff
@@ -558,8 +670,9 @@ class Handoffs:
         It does until its lease ends. Not where room was taken before the prompt was begun: held without room, and room
         without a prompt, could wait for each other for ever.
         """
-        source = handoff.source
-        if handoff.dest is not worker or handoff.src is None or source is None or source.down or source.fenced:
+        source, dest = handoff.source, handoff.dest
+        lost = dest is worker or (dest is None and handoff.request.worker_id == worker.worker_id)  # or not heard of it
+        if not lost or handoff.src is None or source is None or source.down or source.fenced:
             return False
         if not handoff.source_first or handoff.state not in (State.HELD, State.RESERVED, State.MOVING):
             return False
@@ -574,11 +687,24 @@ class Handoffs:
             handoff.move = None
         if worker.down:
             handoff.dst = None
-        self._give_up_room(handoff)
-        handoff.dest = handoff.dst = handoff.reserved_s = None
-        handoff.state = State.HELD
-        self._hold_until(handoff, until_s)
+        self._hold_for_another(handoff, until_s)
+        self._give_up_room(handoff)  # of the one that is over now: who is cut off keeps it until it hears of that
         return True
+
+    def _hold_for_another(self, handoff: Handoff, until_s: float | None) -> None:
+        """The source holds its blocks for a new hand-off of the same request, which looks for a destination."""
+        request, src = handoff.request, handoff.src
+        assert src is not None
+        another = Handoff(request)
+        another.state = State.HELD
+        another.source, another.src, another.held_s = handoff.source, src, handoff.held_s
+        another.told, another.retried = handoff.told, handoff.retried
+        another.source_first = True
+        self._hold_until(handoff, None)
+        handoff.src = None
+        self._by_src[src] = another
+        request.handoff = another
+        self._hold_until(another, until_s)
 
     def stop(self, worker: MockWorker) -> None:
         """A worker is down: nothing moves to it or from it any more."""
@@ -605,6 +731,10 @@ class Handoffs:
             side = self._sides[worker.worker_id] = _Side(worker)
             self._queue_changed(side)
         return side
+
+    def _order(self, by: Node, worker: MockWorker, command: Callable[[], None]) -> None:
+        """Somebody else wants a worker to do something: it does when it hears of it."""
+        self._wires.send(by, worker.worker_id, lambda: self._do(worker, command))
 
     def _do(self, worker: MockWorker | None, command: Callable[[], None]) -> None:
         """At once between steps of a worker, at the end of its step within one."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from policies.cluster.blocks import NO_BLOCKS, BlockPath, Branch, ContentTree
 from policies.cluster.ids import Leg, RequestId, WorkerId
@@ -14,13 +14,22 @@ if TYPE_CHECKING:
     from twin.mocker.handoff import Handoff
 
 
+class Heard(NamedTuple):
+    """What the client had when its worker was cut off from it."""
+
+    first_s: float | None
+    last_s: float | None
+    made: int
+
+
 @dataclass(slots=True, eq=False)
 class OpenRequest:
     """`sequence` is the leg that answers, `prefill` the one that computes the prompt for it elsewhere (None: nobody).
 
     `first_token_s`, `last_token_s` and `outputs` are set where the client has tokens that `sequence` does not know of.
     After a migration, `carried` of these are prompt, with content of its own (`own`) behind the complete blocks of the
-    client's prompt, and `before` is the leg of the first attempt that was admitted.
+    client's prompt, and `before` is the leg of the first attempt that was admitted. `heard` is all that the client has
+    while the worker of `sequence` is cut off.
     """
 
     request_id: RequestId
@@ -43,6 +52,7 @@ class OpenRequest:
     own: Branch | None = None
     before: Sequence | None = None
     prefill_token: bool = False  # this attempt's first token came from the leg that computed the prompt
+    heard: Heard | None = None
 
     @property
     def moving(self) -> bool:
@@ -90,7 +100,7 @@ class OpenRequest:
 
     def lose_decode_leg(self) -> None:
         """Whoever was to answer is gone before it began; the prompt, and the token that came with it, are there."""
-        self.sequence = self.worker_id = None
+        self.sequence = self.worker_id = self.heard = None
 
     def _content_in(self, tree: ContentTree) -> tuple[Branch, BlockPath]:
         """The same content cut into the blocks of another tree."""
@@ -103,9 +113,34 @@ class OpenRequest:
     def has_prefill_token(self, now_s: float) -> None:
         """The client has a token that the leg made that computed the prompt."""
         self.prefill_token = True
+        if self.heard is not None:
+            self.heard = Heard(self.first_s or now_s, now_s, self.carried + 1)
         self.last_token_s = now_s
         if self.first_token_s is None:
             self.first_token_s = now_s
+
+    # ------------------------------------------------------------ cut off and back
+
+    def cut_off(self, outputs: int, last_token_s: float | None) -> None:
+        """The client hears no more of `sequence`, which has made `outputs` by now, the last of them at
+        `last_token_s`."""
+        last_s = last_token_s if last_token_s is not None else self.last_s
+        self.heard = Heard(self.first_s, last_s, self._with(outputs))
+
+    def catch_up(self, outputs: int, since_s: float, now_s: float) -> tuple[float | None, int]:
+        """All that `sequence` has made since it was cut off, at `since_s`, reaches the client now.
+
+        Returns when the token before these was delivered, where one of the gaps begins then, and how many they are.
+        """
+        heard, seq = self.heard, self.sequence
+        assert heard is not None
+        assert seq is not None
+        self.heard = None
+        if seq.first_token_s is not None and seq.first_token_s >= since_s:
+            seq.first_token_s = now_s
+        if seq.last_token_s is not None and seq.last_token_s >= since_s:
+            seq.last_token_s = now_s
+        return heard.last_s if heard.made > self.carried else None, self._with(outputs) - heard.made
 
     def interrupt(self, tree: ContentTree) -> None:
         """Its legs are gone with their worker: what the client has is prompt from here on."""
@@ -114,7 +149,7 @@ class OpenRequest:
             self.before = admitted if admitted.admit_s is not None else None
         self.first_token_s, self.last_token_s = self.first_s, self.last_s
         self.readmissions += self.sequence.readmissions if self.sequence is not None else 0
-        self.carried, self.outputs, self.prefill_token = self.made, None, False
+        self.carried, self.outputs, self.prefill_token, self.heard = self.made, None, False, None
         self.sequence = self.prefill = self.handoff = None
         if self.path is None:
             return
@@ -138,6 +173,8 @@ class OpenRequest:
     @property
     def first_s(self) -> float | None:
         """When the client had its first token."""
+        if self.heard is not None:
+            return self.heard.first_s
         if self.first_token_s is not None:
             return self.first_token_s
         return self.sequence.first_token_s if self.sequence is not None else None
@@ -145,13 +182,20 @@ class OpenRequest:
     @property
     def last_s(self) -> float | None:
         """When the client had its last token so far."""
+        if self.heard is not None:
+            return self.heard.last_s
         last_s = self.sequence.last_token_s if self.sequence is not None else None
         return last_s if last_s is not None else self.last_token_s or self.first_token_s
 
     @property
     def made(self) -> int:
         """Tokens that the client has."""
+        if self.heard is not None:
+            return self.heard.made
         if self.outputs is not None:
             return self.outputs
-        made = self.sequence.outputs if self.sequence is not None else 0
-        return self.carried + (max(made, 1) if self.prefill_token else made)
+        return self._with(self.sequence.outputs if self.sequence is not None else 0)
+
+    def _with(self, outputs: int) -> int:
+        """Tokens that the client has when `sequence` has made `outputs`."""
+        return self.carried + (max(outputs, 1) if self.prefill_token else outputs)

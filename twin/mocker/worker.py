@@ -35,6 +35,7 @@ class MockWorker:
     """
 
     __slots__ = (
+        "_at_step_end",
         "_clock",
         "_dropped",
         "_idle",
@@ -82,6 +83,7 @@ class MockWorker:
         self._loads: list[HostLoad] = getattr(engine, "pending_loads", [])
         self._moving: dict[HostLoad, Transfer | None] = {}
         self._loaded: list[Sequence] = []  # loads that came up during the running step
+        self._at_step_end: list[Callable[[], None]] = []  # to be done when the running step is over
         self.down = False  # gone, with all that it had
         self.down_s: float | None = None  # since when
         self.fenced = False  # known to be gone: what it said before is not believed any more
@@ -164,6 +166,33 @@ class MockWorker:
         self._account()
         seq.outputs, seq.last_token_s = self.engine.made(seq)
 
+    def made(self, seq: Sequence) -> tuple[int, float | None]:
+        """What a request has made before this instant, and when the last of it. Touches nothing of it."""
+        self._account()
+        return self.engine.made(seq)
+
+    def cut_off(self) -> None:
+        """Nobody hears of the tokens that it makes from this instant on; it works on."""
+        self._account()
+        self.cut()
+        self.engine.withhold(self._clock.now)
+
+    def caught_up(self, now_s: float) -> None:
+        """All that it has made up to this instant is heard of now."""
+        if self._plan is not None:
+            self.engine.settle(self._plan, now_s)
+            self.cut()
+        self.engine.deliver(now_s)
+
+    def return_as(self, up: WorkerUp) -> None:
+        """It registers anew, with what it has cached; what it does for requests of before is never heard of."""
+        self.up = up
+        self.fenced = False
+        if self._plan is None:
+            self.engine.deliver(up.at_s)
+        else:
+            self._at_step_end.append(lambda: self.engine.deliver(self._clock.now))
+
     def kill(self) -> None:
         """The worker stops being there; nothing that it was about to do happens."""
         self._account()
@@ -224,6 +253,11 @@ class MockWorker:
         self._dropped = []
         outcome.freed = True
 
+    def _finish_step(self) -> None:
+        todo, self._at_step_end = self._at_step_end, []
+        for what in todo:
+            what()
+
     def _begin_loads(self) -> None:
         """Loads from a lower tier have begun: see to them when they have come up."""
         assert self._lane is not None
@@ -272,6 +306,8 @@ class MockWorker:
                 outcome = engine.commit(plan)
                 if self._dropped:
                     self._let_go(outcome)
+                if self._at_step_end:
+                    self._finish_step()
                 if self._loaded:
                     for seq in self._loaded:
                         engine.loaded(seq)  # type: ignore[attr-defined]

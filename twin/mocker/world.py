@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass
-from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from simpy.events import Event as SimEvent
@@ -18,8 +17,6 @@ from policies.cluster.actions import Action, Cancel, Dispatch, DrainWorker, Fail
 from policies.cluster.blocks import ContentTree
 from policies.cluster.controller import Controller
 from policies.cluster.events import (
-    BlocksRemoved,
-    BlocksStored,
     Event,
     FirstToken,
     RequestArrived,
@@ -28,22 +25,26 @@ from policies.cluster.events import (
     RequestFinished,
     RequestRejected,
     TimerFired,
-    WorkerReported,
     WorkerUp,
 )
 from policies.cluster.ids import Leg, RequestId, Role, WorkerId
 from policies.errors import CapabilityError, ConfigError, EngineError, InvariantError
+from policies.router.base import NO_ENDPOINTS
 from twin.engine.build import build_engine
-from twin.engine.plan import Outcome, StepPlan
+from twin.engine.plan import Outcome
+from twin.engine.sequence import Phase
 from twin.engine.sequence import Sequence as EngineSequence
 from twin.engine.settings import EngineSettings
 from twin.engine.ticks import instant
 from twin.mocker.churn import Churn
 from twin.mocker.clock import Clock, Order
 from twin.mocker.demand import Demand, Row
+from twin.mocker.news import News
+from twin.mocker.partitions import Partitions
 from twin.mocker.requests import OpenRequest
 from twin.mocker.sinks import Cells, Sinks
 from twin.mocker.starts import Starts, WeightLoad
+from twin.mocker.wires import FRONTEND, Wires
 from twin.mocker.worker import MockWorker
 from twin.perf.cargo import WEIGHTS
 from twin.perf.protocol import LatencyModel
@@ -126,23 +127,24 @@ class MockWorld:
         self._sinks = sinks
         self._router = router
         self._concurrency = concurrency
-        self._observe = observe
-        self._leaps_past_evictions = observe.kv_event_lag_s <= 0.0 and not loses_events
         self._on_end = on_end
         self._progress = progress
         self._timers: dict[str, float] = {}
         self._tiers = {"lookup_blocks": 0, "g1_hit_blocks": 0, "g2_hit_blocks": 0}
         self._arriving = True
-        self._reporting = False
-        self._evicting: list[tuple[float, int, MockWorker, StepPlan]] = []  # leaps by the time of their next eviction
-        self._watched = 0
-        self._kv_events = controller.wants(BlocksStored) or controller.wants(BlocksRemoved)
-        self._trees = _trees(workers, key_tokens, one_size=self._kv_events)
+        self.news = News(
+            self,
+            observe,
+            decode_events=handoff is not None and handoff.decode_kv_events,
+            loses_events=loses_events,
+        )
+        self._trees = _trees(workers, key_tokens, one_size=self.news.of_blocks)
         self.tree = next(iter(self._trees.values()))  # what policies see: the blocks of the first worker
         self._has_keys = key_tokens is not None
-        self._reports = controller.wants(WorkerReported)
         self.specs = {spec.worker_id: spec for spec in workers}
+        self.wires = Wires()
         self.churn = Churn(self)
+        self.partitions = Partitions(self)
         self.starts = Starts(
             self.clock,
             network,
@@ -151,27 +153,35 @@ class MockWorld:
         )
         self.stuck: Callable[[], tuple[str, list[OpenRequest]] | None] = lambda: None  # whom faults hold up for good
         self.cut_short = 0  # answers that ended where the context was full, before the trace's output length
-        self.handoffs: Handoffs | None = None
-        if handoff is not None:
-            from twin.mocker.handoff import Handoffs
-
-            self.handoffs = Handoffs(
-                self.clock,
-                handoff.rules,
-                handoff.mover(self.clock),
-                self.tree,
-                post=self._post_informed,
-                close=self._close,
-                interrupt=self._interrupt,
-                freed=self.churn.on_freed,
-                changed=self._on_changed,
-            )
-        self._decode_events = handoff is not None and handoff.decode_kv_events
+        self.handoffs = self._carriers(handoff) if handoff is not None else None
         for spec in workers:
-            if spec.ready_s <= 0.0:
-                self.start_worker(spec)
-            else:
-                self.call(spec.ready_s, _READY, lambda spec=spec: self.start_worker(spec))  # type: ignore[misc]
+            self._expect(spec)
+
+    def _carriers(self, plan: HandoffPlan) -> Handoffs:
+        """Whatever carries KV from prefill workers to decode workers."""
+        from twin.mocker.handoff import Handoffs
+
+        return Handoffs(
+            self.clock,
+            plan.rules,
+            plan.mover(self.clock),
+            self.tree,
+            post=self._post_informed,
+            close=self._close,
+            interrupt=self._interrupt,
+            freed=self.churn.on_freed,
+            changed=self.news.on_changed,
+            wires=self.wires,
+            tell=self.news.hear,
+        )
+
+    def _expect(self, spec: WorkerSpec) -> None:
+        """A worker is there when it is ready: now, or later."""
+        if spec.ready_s <= 0.0:
+            self.start_worker(spec)
+        else:
+            self.churn.expect(spec.worker_id, spec.ready_s)
+            self.call(spec.ready_s, _READY, lambda: self.start_worker(spec))
 
     @property
     def keyed(self) -> bool:
@@ -246,6 +256,8 @@ class MockWorld:
                 continue
             engine = worker.engine
             engine.pool.audit()
+            if self.partitions.is_cut_off(worker.worker_id) or self.wires.owes(worker.worker_id):
+                continue  # it has not heard that it may let go
             if engine.pool.active or engine.batch.size or not engine.idle:
                 raise InvariantError(
                     f"worker {worker.up.name} ended with {engine.pool.active} blocks owned, {engine.batch.size} "
@@ -280,8 +292,8 @@ class MockWorld:
 
     def _arrive(self, row: Row) -> None:
         now_s = self.clock.now
-        if self._evicting and self._evicting[0][0] <= now_s:
-            self.learn_evictions(now_s)
+        if self.news.evicting and self.news.evicting[0][0] <= now_s:
+            self.news.learn_evictions(now_s)
         path = self.tree.path(row.keys, row.isl) if row.keys is not None and self._has_keys else None
         request_id = RequestId(row.request_id)
         while request_id in self.open:  # the trace repeats an id; ours must be unique while it is open
@@ -320,19 +332,20 @@ class MockWorld:
 
     def _post_informed(self, event: Event) -> None:
         """Post what may be answered by a choice of workers: what leaps have evicted by then is known."""
-        self.learn_evictions(self.clock.over_s)
+        self.news.learn_evictions(self.clock.over_s)
         self.post(event)
 
-    def _interrupt(self, request: OpenRequest, worker: MockWorker) -> None:
-        self.learn_evictions(self.clock.over_s)
-        self.churn.interrupt(request, worker)
+    def _interrupt(self, request: OpenRequest, worker: MockWorker, why: str) -> None:
+        self.news.learn_evictions(self.clock.over_s)
+        self.churn.interrupt(request, worker, why)
 
     def _perform(self, action: Action) -> None:
         match action:
             case Dispatch():
                 self._dispatch(action)
             case Reject():
-                self._refuse(self.open[action.request_id], f"{action.code}: {action.reason}")
+                due = self.churn.next_due if action.code == NO_ENDPOINTS else ""
+                self._refuse(self.open[action.request_id], f"{action.code}: {action.reason}{due}")
             case Migrate():
                 self.churn.migrate(action)
             case Fail():
@@ -370,29 +383,34 @@ class MockWorld:
                 shown,
             )
         )
-        if action.leg is Leg.AGG:
-            request.worker_id = action.worker_id
-            refusal = worker.submit(seq)
+        if action.leg is Leg.PREFILL:
+            request.prefill_worker_id = action.worker_id
         else:
-            refusal = self._dispatch_leg(request, action.leg, worker, seq)
+            request.worker_id = action.worker_id
+        if action.leg is not Leg.AGG and request.handoff is None and self.handoffs is not None:
+            request.handoff = self.handoffs.begin(request)
+        if self.wires.parts:
+            self.wires.send(FRONTEND, action.worker_id, lambda: self._submit(request, worker, seq))
+        else:
+            self._submit(request, worker, seq)
+        if not request.closed:
+            self.news.start_reports()
+
+    def _submit(self, request: OpenRequest, worker: MockWorker, seq: EngineSequence) -> None:
+        """A leg reaches its worker, unless it is wanted no longer; the request ends where it is refused."""
+        if self._whose(seq) is None:
+            seq.phase = Phase.DONE
+            return
+        refusal = worker.submit(seq) if seq.leg is Leg.AGG else self._submit_leg(request, worker, seq)
         if refusal is not None:
             self._refuse(request, refusal)
-        elif self._reports and not self._reporting:
-            self._reporting = True
-            self._next_report()
 
-    def _dispatch_leg(self, request: OpenRequest, leg: Leg, worker: MockWorker, seq: EngineSequence) -> str | None:
+    def _submit_leg(self, request: OpenRequest, worker: MockWorker, seq: EngineSequence) -> str | None:
         """One side of a hand-off; returns why it is refused."""
-        if self.handoffs is None:
-            raise CapabilityError(f"a {leg.value} leg was dispatched in a run without hand-off between workers")
-        if request.handoff is None:
-            from twin.mocker.handoff import Handoff
-
-            request.handoff = Handoff(request)
-        if leg is Leg.PREFILL:
-            request.prefill_worker_id = worker.worker_id
+        if self.handoffs is None or request.handoff is None:
+            raise CapabilityError(f"a {seq.leg.value} leg was dispatched in a run without hand-off between workers")
+        if seq.leg is Leg.PREFILL:
             return self.handoffs.start_prefill(request.handoff, worker, seq)
-        request.worker_id = worker.worker_id
         return self.handoffs.place_decode(request.handoff, worker, seq)
 
     def _refuse(self, request: OpenRequest, reason: str) -> None:
@@ -428,10 +446,8 @@ class MockWorld:
             spec.latency,
             worker_id=spec.worker_id,
             record=self._sinks.steps.append,
-            kv_events=self._kv_events
-            and spec.settings.prefix_caching
-            and (spec.role is not Role.DECODE or self._decode_events),
-            leap_past_evictions=self._leaps_past_evictions,
+            kv_events=self.news.tells_blocks(spec),
+            leap_past_evictions=self.news.leaps_past_evictions,
         )
         up = WorkerUp(
             at_s=self.clock.now,
@@ -447,7 +463,7 @@ class MockWorld:
             loras=spec.loras,
         )
         lane = self._host_lane(spec)
-        self.workers[spec.worker_id] = MockWorker(self.clock, engine, up, self._on_step, self._watch, lane)
+        self.workers[spec.worker_id] = MockWorker(self.clock, engine, up, self._on_step, self.news.watch, lane)
         self.post(up)
 
     def _host_lane(self, spec: WorkerSpec) -> HostLane | None:
@@ -463,13 +479,24 @@ class MockWorld:
     def _can_send(self, worker_id: WorkerId) -> bool:
         """Whether a worker is there and could send its weights to another one."""
         worker = self.workers.get(worker_id)
-        return worker is not None and not worker.down and not worker.hung
+        there = worker is not None and not worker.down and not worker.hung
+        return there and not self.partitions.is_cut_off(worker_id)
 
     def _on_step(self, worker: MockWorker, outcome: Outcome) -> None:
-        now_s = self.clock.now
         pool = worker.engine.pool
         if pool.stored or pool.removed:
-            self._post_blocks(worker)
+            self.news.post_blocks(worker)
+        if self.wires.parts:
+            self.news.hear(worker, lambda: self._hear_step(worker, outcome))
+        else:
+            self._hear_step(worker, outcome)
+        if self.handoffs is not None:
+            self.handoffs.on_step(worker, outcome)
+        if self.churn.draining:
+            self.churn.on_freed(worker)
+
+    def _hear_step(self, worker: MockWorker, outcome: Outcome) -> None:
+        now_s = self.clock.now
         for seq in outcome.firsts:
             request = self._whose(seq)
             if request is None:
@@ -488,93 +515,11 @@ class MockWorld:
             if request.handoff is not None and self.handoffs is not None:
                 self.handoffs.cancel(request.handoff)  # a prompt that fails leaves no room taken for it elsewhere
             self.end(seq.request_id, "failed", seq.finish_reason)
-        if self.handoffs is not None:
-            self.handoffs.on_step(worker, outcome)
-        if self.churn.draining:
-            self.churn.on_freed(worker)
 
     def _whose(self, seq: EngineSequence) -> OpenRequest | None:
         """The open request that a leg belongs to; None when it ended, or went on elsewhere, in the running step."""
         request = self.open.get(seq.request_id)
         return request if request is not None and (request.sequence is seq or request.prefill is seq) else None
-
-    def _watch(self, worker: MockWorker, plan: StepPlan) -> None:
-        """A leap will evict blocks on its way: whoever looks at the caches then must know."""
-        assert plan.evict_s is not None
-        self._watched += 1
-        heappush(self._evicting, (plan.evict_s, self._watched, worker, plan))
-
-    def learn_evictions(self, now_s: float) -> None:
-        """Post what leaps have evicted by `now_s`. Nobody has looked since, so nobody missed it."""
-        evicting = self._evicting
-        while evicting and evicting[0][0] <= now_s:
-            _, _, worker, plan = heappop(evicting)
-            if worker.settle(plan, now_s):
-                pool = worker.engine.pool
-                if pool.stored or pool.removed:
-                    self._post_blocks(worker)
-                if plan.evict_s is not None and plan.evict_s > now_s:
-                    self._watch(worker, plan)
-
-    def _on_changed(self, worker: MockWorker) -> None:
-        """What a worker has cached may have changed between its steps: that is told at once, not with its next step."""
-        pool = worker.engine.pool
-        if (pool.stored or pool.removed) and not worker.down:
-            self._post_blocks(worker)
-
-    def _post_blocks(self, worker: MockWorker) -> None:
-        pool = worker.engine.pool
-        now_s, lag_s = self.clock.now, self._observe.kv_event_lag_s
-        upset = self.churn.upsets.get(worker.worker_id) if self.churn.upsets else None
-        if upset is not None:
-            lag_s += upset.delay_s
-        events: list[Event] = []
-        if pool.removed:
-            events.append(
-                BlocksRemoved(at_s=instant(now_s + lag_s), worker_id=worker.worker_id, runs=tuple(pool.removed))
-            )
-            pool.removed = []
-        if pool.stored:
-            events.append(
-                BlocksStored(at_s=instant(now_s + lag_s), worker_id=worker.worker_id, runs=tuple(pool.stored))
-            )
-            pool.stored = []
-        for event in events:
-            if upset is not None and upset.loses():
-                continue
-            self._tell(worker, event, lag_s)
-
-    def _tell(self, worker: MockWorker, event: Event, lag_s: float) -> None:
-        """Post what a worker says, now or late; a worker that is known to be gone is not listened to."""
-        if lag_s <= 0.0:
-            self.post(event)
-        else:
-            self.call(event.at_s, _LATE, lambda: None if worker.fenced else self.post(event))
-
-    def _next_report(self) -> None:
-        self.call(instant(self.clock.now + self._observe.report_every_s), _LATE, self._report)
-
-    def _report(self) -> None:
-        """Every worker tells its load; goes on while there is work, so that quiet spells cost nothing."""
-        measured_s, lag_s = self.clock.now, self._observe.report_lag_s
-        for worker in self.workers.values():
-            upset = self.churn.upsets.get(worker.worker_id)
-            if worker.down or worker.hung or (upset is not None and upset.silent):
-                continue
-            running, waiting, active, cached = worker.load(measured_s)
-            event = WorkerReported(
-                at_s=instant(measured_s + lag_s),
-                worker_id=worker.worker_id,
-                measured_s=measured_s,
-                running=running,
-                waiting=waiting,
-                active_blocks=active,
-                cached_blocks=cached,
-            )
-            self._tell(worker, event, lag_s)
-        self._reporting = bool(self.open)
-        if self._reporting:
-            self._next_report()
 
     # ------------------------------------------------------------ ends
 
@@ -643,9 +588,9 @@ class MockWorld:
             if self._progress is not None:
                 self._progress(self.ended)
 
-    def note_gap(self, worker_id: WorkerId, last_s: float, now_s: float) -> None:
-        """One gap between two tokens of a request that no engine knows of."""
-        gap: Cells = (worker_id, "gap", last_s, now_s, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, now_s - last_s, 0.0, 0.0)
+    def note_gap(self, worker_id: WorkerId, last_s: float, now_s: float, count: int = 1) -> None:
+        """Gaps between two tokens of a request that no engine knows of."""
+        gap: Cells = (worker_id, "gap", last_s, now_s, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, count, now_s - last_s, 0.0, 0.0)
         self._sinks.steps.append(gap)
 
     def _count_tiers(self, request: OpenRequest, seq: EngineSequence) -> None:

@@ -200,6 +200,46 @@ def test_a_run_in_which_nothing_can_move_stops_and_names_who_is_stuck() -> None:
         simulate([trace_row(0, 0.0, 10, 1), trace_row(1, 0.5, 10, 1)], [(toy_settings(), TOY)], policies=[Forgetful()])
 
 
+@pytest.mark.parametrize("report_lag_s", [0.0, 5.0])
+def test_reports_do_not_keep_a_run_going_in_which_nothing_can_move(report_lag_s: float) -> None:
+    """The first request is sent and answered, the second one waits for an order that never comes."""
+
+    class Reader(InTurn):
+        subscribes: ClassVar[frozenset[type[Event]]] = frozenset({RequestArrived, WorkerReported})
+
+        def decide(self, event: Event, view: ClusterView) -> Iterable[Action]:
+            if isinstance(event, RequestArrived) and event.request_id == "0":
+                return super().decide(event, view)
+            return ()
+
+    rows = [trace_row(0, 0.0, 10, 100), trace_row(1, 0.5, 10, 1)]
+    observe = Observation(report_every_s=0.3, report_lag_s=report_lag_s)
+    with pytest.raises(EngineError, match=r"deadlock at .* 1 open requests .* '1' \(not dispatched\)"):
+        simulate(rows, [(toy_settings(), TOY)], policies=[Reader()], observe=observe)
+
+
+def test_a_report_may_be_what_gets_a_run_going_again() -> None:
+    """A policy waits for a worker to say that it is idle: the last report comes with nothing else on the clock."""
+
+    class Patient(InTurn):
+        subscribes: ClassVar[frozenset[type[Event]]] = frozenset({RequestArrived, WorkerReported})
+        held: RequestArrived | None = None
+
+        def decide(self, event: Event, view: ClusterView) -> Iterable[Action]:
+            if isinstance(event, RequestArrived) and event.request_id == "0":
+                yield from super().decide(event, view)
+            elif isinstance(event, RequestArrived):
+                self.held = event
+            elif isinstance(event, WorkerReported) and not event.running and self.held is not None:
+                held, self.held = self.held, None
+                yield from super().decide(held, view)
+
+    rows = [trace_row(0, 0.0, 10, 100), trace_row(1, 0.5, 10, 1)]
+    observe = Observation(report_every_s=0.3, report_lag_s=1.0)
+    seen = simulate(rows, [(toy_settings(), TOY)], policies=[Patient()], observe=observe)
+    assert {row: status for row, (_, status) in seen.ended.items()} == {0: "completed", 1: "completed"}
+
+
 def test_dispatching_to_a_worker_that_is_not_there_is_a_broken_promise() -> None:
     class Lost(InTurn):
         def decide(self, event: Event, view: ClusterView) -> Iterable[Action]:

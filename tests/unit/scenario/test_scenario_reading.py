@@ -53,6 +53,18 @@ def test_everything_of_the_format_is_read(tmp_path: Path) -> None:
     assert scenario.watches_invariants
 
 
+def test_partitions_are_of_a_worker_or_between_two_sets(tmp_path: Path) -> None:
+    text = """faults = [
+      {at_ms = 1, kind = "partition", worker = "any", for_ms = 5},
+      {at_ms = 1, kind = "partition", role = "decode", detect = "disconnect"},
+      {at_ms = 1, kind = "partition", between = ["prefill", ["d-0", "d-1"]]},
+    ]"""
+    one, role, two = read_scenario(_write(tmp_path, text)).faults
+    assert (one.worker, one.detect, one.for_s, one.between) == ("any", "lease", 0.005, None)
+    assert (role.role, role.detect) == ("decode", "disconnect")
+    assert two.between == (("prefill",), ("d-0", "d-1"))
+
+
 def test_json_says_the_same(tmp_path: Path) -> None:
     import tomllib
 
@@ -104,6 +116,22 @@ def test_json_says_the_same(tmp_path: Path) -> None:
         ('faults = [{every_ms = 5, mtbf_ms = 5, kind = "drain", worker = "any"}]', "give one of them"),
         ('faults = [{every_ms = 5, jitter_ms = 4, kind = "drain", worker = "any"}]', "at most half of every_ms"),
         ('faults = [{at_ms = 5, kind = "event_loss", worker = "any", rate = 2}]', "rate = 2: must be 1 or less"),
+        *(
+            (f'faults = [{{at_ms = 5, kind = "partition", {keys}}}]', says)
+            for keys, says in (
+                ("for_ms = 5", "say which: a worker's name, 'any', or role = ..., or between = [SET, SET]"),
+                ('between = "prefill"', "must be two sets of workers"),
+                ('between = ["a", []]', "must be two sets of workers"),
+                ('between = [["a", "b"], "b"]', "b is on both sides"),
+                ('between = ["a", "b"], worker = "a"', "between says already who is cut off from whom"),
+                ('between = ["a", "b"], detect = "lease"', "detect = 'lease': has no effect with between"),
+                ('worker = "a", link = "nic"', "there is no key link of kind partition"),
+            )
+        ),
+        (
+            'workers = ["W0"]\nfaults = [{at_ms = 5, kind = "partition", between = ["W0", "decoed"]}]',
+            "'decoed' is neither one of workers nor a role; did you mean decode",
+        ),
         ("client_disconnects = [{at_ms = 5}]", "row: say which: row = N, or rate"),
         ('expect = [{metric = "requests_failed"}]', "needs a metric and one of le, lt, ge, gt, eq"),
         ('expect = [{metric = "request_failed", le = 0}]', "did you mean requests_failed"),

@@ -1,0 +1,163 @@
+"""What workers say of themselves: KV events and load reports, when they are heard, and what has to be known when.
+
+Messages may be late, lost or held up by a partition. A leap evicts cached blocks on its way, which is told when
+somebody is about to look at the caches: nobody may choose a worker on what is no longer so. It decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING
+
+from policies.cluster.events import BlocksRemoved, BlocksStored, WorkerReported
+from policies.cluster.ids import Role
+from twin.engine.plan import StepPlan
+from twin.engine.ticks import instant
+from twin.mocker.clock import Order
+from twin.mocker.wires import FRONTEND
+from twin.mocker.worker import MockWorker
+
+if TYPE_CHECKING:
+    from twin.mocker.world import MockWorld, Observation, WorkerSpec
+
+_LATE = int(Order.LATE)
+
+
+class News:
+    """Of one world. `decode_events`: decode workers tell what they cache; `loses_events`: messages get lost or are late
+    at times, so that each counts.
+    """
+
+    def __init__(self, world: MockWorld, observe: Observation, *, decode_events: bool, loses_events: bool) -> None:
+        self._world = world
+        self._observe = observe
+        self._decode_events = decode_events
+        wants = world.controller.wants
+        self.of_blocks = wants(BlocksStored) or wants(BlocksRemoved)
+        self.of_load = wants(WorkerReported)
+        self.leaps_past_evictions = observe.kv_event_lag_s <= 0.0 and not loses_events
+        self.evicting: list[tuple[float, int, MockWorker, StepPlan]] = []  # leaps by the time of their next eviction
+        self._watched = 0
+        self._reporting = False
+
+    def tells_blocks(self, spec: WorkerSpec) -> bool:
+        """Whether somebody wants to know what a worker caches, and it says so."""
+        tells = spec.role is not Role.DECODE or self._decode_events
+        return self.of_blocks and spec.settings.prefix_caching and tells
+
+    def tells_load(self, spec: WorkerSpec) -> bool:
+        """Whether somebody wants to know how much a worker has to do."""
+        return self.of_load
+
+    def hear(self, worker: MockWorker, what: Callable[[], None], *, news: bool = False) -> None:
+        """Something that a worker says is heard when it gets through, and not believed once the worker is known to be
+        gone: it is another one that comes back.
+        """
+        if worker.fenced:
+            return
+        epoch = worker.up.epoch
+
+        def heard() -> None:
+            if not worker.fenced and worker.up.epoch == epoch:
+                what()
+
+        self._world.wires.send(worker.worker_id, FRONTEND, heard, news=news)
+
+    def watch(self, worker: MockWorker, plan: StepPlan) -> None:
+        """A leap will evict blocks on its way: whoever looks at the caches then must know."""
+        assert plan.evict_s is not None
+        self._watched += 1
+        heappush(self.evicting, (plan.evict_s, self._watched, worker, plan))
+
+    def learn_evictions(self, now_s: float) -> None:
+        """Post what leaps have evicted by `now_s`. Nobody has looked since, so nobody missed it."""
+        evicting = self.evicting
+        while evicting and evicting[0][0] <= now_s:
+            _, _, worker, plan = heappop(evicting)
+            if worker.settle(plan, now_s):
+                pool = worker.engine.pool
+                if pool.stored or pool.removed:
+                    self.post_blocks(worker)
+                if plan.evict_s is not None and plan.evict_s > now_s:
+                    self.watch(worker, plan)
+
+    def on_changed(self, worker: MockWorker) -> None:
+        """What a worker has cached may have changed between its steps: that is told at once, not with its next step."""
+        pool = worker.engine.pool
+        if (pool.stored or pool.removed) and not worker.down:
+            self.post_blocks(worker)
+
+    def post_blocks(self, worker: MockWorker) -> None:
+        pool = worker.engine.pool
+        now_s, lag_s = self._world.clock.now, self._observe.kv_event_lag_s
+        upset = self._world.churn.upsets.get(worker.worker_id) if self._world.churn.upsets else None
+        if upset is not None:
+            lag_s += upset.delay_s
+        events: list[BlocksRemoved | BlocksStored] = []
+        if pool.removed:
+            events.append(
+                BlocksRemoved(at_s=instant(now_s + lag_s), worker_id=worker.worker_id, runs=tuple(pool.removed))
+            )
+            pool.removed = []
+        if pool.stored:
+            events.append(
+                BlocksStored(at_s=instant(now_s + lag_s), worker_id=worker.worker_id, runs=tuple(pool.stored))
+            )
+            pool.stored = []
+        for event in events:
+            if upset is not None and upset.loses():
+                continue
+            self._tell(worker, event, lag_s)
+
+    def _tell(self, worker: MockWorker, event: BlocksStored | BlocksRemoved | WorkerReported, lag_s: float) -> None:
+        """Post what a worker says of itself, now or late."""
+        if lag_s <= 0.0 and not self._world.wires.parts:
+            self._world.post(event)
+            return
+
+        def told() -> None:
+            self._world.post(
+                event if event.at_s == self._world.clock.now else replace(event, at_s=self._world.clock.now)
+            )
+
+        if lag_s <= 0.0:
+            self.hear(worker, told, news=True)
+        else:
+            epoch = worker.up.epoch
+            put = self._world.clock.watch if isinstance(event, WorkerReported) else self._world.clock.call
+            put(event.at_s, _LATE, lambda: self.hear(worker, told, news=True) if worker.up.epoch == epoch else None)
+
+    def start_reports(self) -> None:
+        """There is work: load reports begin, if somebody wants them and they do not come already."""
+        if self.of_load and not self._reporting:
+            self._reporting = True
+            self._next_report()
+
+    def _next_report(self) -> None:
+        self._world.clock.watch(instant(self._world.clock.now + self._observe.report_every_s), _LATE, self._report)
+
+    def _report(self) -> None:
+        """Every worker tells its load; goes on while there is work that moves: quiet spells cost nothing, and a run in
+        which nothing else can happen ends.
+        """
+        measured_s, lag_s = self._world.clock.now, self._observe.report_lag_s
+        for worker in self._world.workers.values():
+            upset = self._world.churn.upsets.get(worker.worker_id)
+            if worker.down or worker.hung or (upset is not None and upset.silent):
+                continue
+            running, waiting, active, cached = worker.load(measured_s)
+            event = WorkerReported(
+                at_s=instant(measured_s + lag_s),
+                worker_id=worker.worker_id,
+                measured_s=measured_s,
+                running=running,
+                waiting=waiting,
+                active_blocks=active,
+                cached_blocks=cached,
+            )
+            self._tell(worker, event, lag_s)
+        self._reporting = bool(self._world.open) and self._world.clock.waiting > 0
+        if self._reporting:
+            self._next_report()
