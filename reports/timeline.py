@@ -64,11 +64,12 @@ def bucket_count(requests: int) -> int:
 
 
 def timeline(record: RunRecord, worker_ids: tuple[int, ...], buckets: int | None = None) -> Timeline:
-    """The whole run, first arrival to last token, over time. Rows of workers not named in `worker_ids` are left out."""
+    """The whole run, as long as its makespan, over time. Rows of workers not named in `worker_ids` are left out."""
     requests = record.requests
-    arrival, last = requests.floats("arrival_s"), requests.floats("last_token_s")
+    arrival = requests.floats("arrival_s")
     start = float(np.nanmin(arrival)) if np.isfinite(arrival).any() else 0.0
-    end = max((float(np.nanmax(values)) for values in (arrival, last) if np.isfinite(values).any()), default=start)
+    span = metrics.run_span_s(arrival, requests.floats("last_token_s"), _last_step_s(record))
+    end = start if span is None else span[1]
     edges = np.linspace(start, max(end, start + 1e-6, start * (1 + 1e-9)), (buckets or bucket_count(requests.rows)) + 1)
     steps = _StepSeries(edges, worker_ids)
     for batch in record.steps.batches(STEP_COLUMNS):
@@ -92,6 +93,16 @@ def timeline(record: RunRecord, worker_ids: tuple[int, ...], buckets: int | None
         hit_rate=_hit_rate_over_time(requests, edges),
         itl_cdf=steps.gap_cdf(),
     )
+
+
+def _last_step_s(record: RunRecord) -> float:
+    """When the last step of all ended; NaN where there is none."""
+    last_s = np.nan
+    for batch in record.steps.batches(("kind", "end_s")):
+        kind, labels = batch.codes("kind")
+        is_step = np.array([label != "gap" for label in labels], dtype=np.bool_)[kind]
+        last_s = np.fmax.reduce(batch.floats("end_s")[is_step], initial=last_s)
+    return float(last_s)
 
 
 def _bucket_of(at_s: F64, edges: F64) -> I64:

@@ -99,6 +99,38 @@ def test_buckets_without_anything_are_undefined_or_zero(tmp_path: Path) -> None:
     assert (over.busy[:, quiet] == 0).all()
 
 
+def test_it_ends_where_the_run_ends(tmp_path: Path) -> None:
+    """A step that ends after the last token (its request failed, or its client left) belongs to the run."""
+    writer = RunWriter(tmp_path)
+    writer.requests[0] = (
+        0,
+        "r0",
+        None,
+        0.0,
+        100,
+        11,
+        "failed",
+        "x",
+        0,
+        None,
+        0.0,
+        0.0,
+        None,
+        None,
+        0,
+        0,
+        0,
+        0,
+        None,
+        None,
+    )
+    writer.steps.append(step_row(0, 0.0, 7.5))
+    writer.close()
+    over = timeline(RunRecord(tmp_path), (0,))
+    assert over.edges_s[-1] == 7.5
+    assert over.busy[0].mean() == pytest.approx(1.0)
+
+
 def test_no_requests_and_unknown_workers_do_no_harm(tmp_path: Path) -> None:
     writer = RunWriter(tmp_path)
     writer.steps.append(step_row(9, 0.0, 1.0))
