@@ -168,29 +168,29 @@ def _latency(group: WorkerGroup, settings: EngineSettings) -> LatencyModel:
 
 def _settings(group: WorkerGroup, seed: int, *, peer: bool, leap: bool) -> EngineSettings:
     engine = group.engine
-    blocks = engine.kv_blocks
-    if blocks is None:
-        hardware = group.latency.params.get("hardware")  # the user's own GPUs count for memory too
-        tokens = kv_pool_tokens(
-            engine=engine.kind,
-            model=group.model,
-            gpu=group.gpu,
-            tp=group.tp,
-            pp=group.pp,
-            dp=group.dp,
-            ep=group.ep,
-            weights=group.weights,
-            kv=group.kv,
-            block_size=engine.block_size,
-            max_num_seqs=engine.max_num_seqs,
-            gpu_memory_utilization=engine.gpu_memory_utilization,
-            hardware=Path(str(hardware)) if hardware else None,
-            adapters=Adapters(count=_adapters(group), rank=group.lora_rank),
+    common = _common(group, seed, peer=peer, leap=leap)
+    if engine.kind == "sglang":
+        return _sglang(group, common, peer=peer)
+    if engine.kind == "trtllm":
+        from twin.engine.trtllm import TrtllmSettings
+
+        return TrtllmSettings(
+            **common, exclusive_prefill=False, preemption="lifo", capacity_policy=engine.capacity_policy
         )
-        blocks = tokens // engine.block_size // group.dp
-    sizes: dict[str, Any] = {
+    return EngineSettings(
+        **common,
+        exclusive_prefill=engine.exclusive_prefill and not engine.nextn,
+        preemption=engine.preemption,
+        fifo_skip=peer,
+    )
+
+
+def _common(group: WorkerGroup, seed: int, *, peer: bool, leap: bool) -> dict[str, Any]:
+    """What all engines have."""
+    engine = group.engine
+    common: dict[str, Any] = {
         "block_size": engine.block_size,
-        "blocks": blocks,
+        "blocks": engine.kv_blocks if engine.kv_blocks is not None else _blocks_in_memory(group),
         "max_num_seqs": engine.max_num_seqs,
         "max_num_batched_tokens": engine.max_num_batched_tokens,
         "max_model_len": engine.max_model_len,
@@ -203,23 +203,33 @@ def _settings(group: WorkerGroup, seed: int, *, peer: bool, leap: bool) -> Engin
         "speculation": _speculation(group, seed, peer=peer and engine.kind != "sglang"),  # the reference has none there
     }
     if engine.host_blocks is not None:
-        sizes["host"] = _host_tier(group)
+        common["host"] = _host_tier(group)
     if engine.max_loras is not None and not peer:
-        sizes["max_loras"] = _max_loras(group)
-    if engine.kind == "sglang":
-        return _sglang(group, sizes, peer=peer)
-    if engine.kind == "trtllm":
-        from twin.engine.trtllm import TrtllmSettings
+        common["max_loras"] = _max_loras(group)
+    return common
 
-        return TrtllmSettings(
-            **sizes, exclusive_prefill=False, preemption="lifo", capacity_policy=engine.capacity_policy
-        )
-    return EngineSettings(
-        **sizes,
-        exclusive_prefill=engine.exclusive_prefill and not engine.nextn,
-        preemption=engine.preemption,
-        fifo_skip=peer,
+
+def _blocks_in_memory(group: WorkerGroup) -> int:
+    """KV blocks of one rank that the group's GPUs have room for."""
+    engine = group.engine
+    hardware = group.latency.params.get("hardware")  # the user's own GPUs count for memory too
+    tokens = kv_pool_tokens(
+        engine=engine.kind,
+        model=group.model,
+        gpu=group.gpu,
+        tp=group.tp,
+        pp=group.pp,
+        dp=group.dp,
+        ep=group.ep,
+        weights=group.weights,
+        kv=group.kv,
+        block_size=engine.block_size,
+        max_num_seqs=engine.max_num_seqs,
+        gpu_memory_utilization=engine.gpu_memory_utilization,
+        hardware=Path(str(hardware)) if hardware else None,
+        adapters=Adapters(count=_adapters(group), rank=group.lora_rank),
     )
+    return tokens // engine.block_size // group.dp
 
 
 def _adapters(group: WorkerGroup) -> int:
