@@ -89,6 +89,18 @@ class Drill:
         )
         self._faults.start()
 
+    def check_rows(self, requests: int | None) -> None:
+        """Refuse faults of rows that a run of so many requests (None: nobody knows) does not have."""
+        for fault in self.scenario.faults:
+            if requests is not None and fault.row is not None and fault.row >= requests:
+                raise ConfigError(
+                    f"{fault.where}: row = {fault.row}: the run has {requests} requests, rows 0 to {requests - 1}"
+                )
+
+    def without_effect(self) -> list[str]:
+        """Faults that can change nothing in this run, one line each."""
+        return self._faults.without_effect() if self._faults is not None else []
+
     def finish(self, world: MockWorld, folder: Path, report: Report, *, partial: bool) -> tuple[str, ...]:
         """Write faults.json; returns what was missed, one line each: expectations, and faults that did nothing."""
         faults = self._faults

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -73,6 +73,7 @@ class Replayed:
 def replay(
     config: Config,
     *,
+    config_file: Path | None = None,
     out: Path | None = None,
     name: str | None = None,
     html: bool = True,
@@ -82,7 +83,8 @@ def replay(
     leap: bool = True,
     progress: Progress | None = None,
 ) -> Replayed:
-    """Simulate `config.trace` on the configured cluster and write the run folder.
+    """Simulate `config.trace` on the configured cluster and write the run folder. `config_file` is where the
+    configuration was read from, if it was.
 
     Ctrl-C keeps what there is and says so: the run is then not `complete`, requests that were open are listed as open,
     and pages that were not made are left out. A second one, while the record or the report is written, raises Stopped.
@@ -91,6 +93,7 @@ def replay(
     with _no_collection():
         return _replay(
             config,
+            config_file=config_file,
             out=out,
             name=name,
             html=html,
@@ -105,6 +108,7 @@ def replay(
 def _replay(
     config: Config,
     *,
+    config_file: Path | None,
     out: Path | None,
     name: str | None,
     html: bool,
@@ -135,8 +139,10 @@ def _replay(
         groups = tuple(wired(group, topology) for group in groups)
     policy = build_policy(config, groups[0].settings.block_size, explain=explain)
     drill = _drill(config)
+    if drill is not None:
+        drill.check_rows(_asked_requests(config.trace, trace))
     folder = out if out is not None else Path("runs") / (name or run_name(config))
-    _keep_inputs(folder, config)
+    _keep_inputs(folder, config, config_file)
     writer = RunWriter(folder, others=OTHER_FILES)
     try:
         with _journal_sink(writer, config, trace, policy, wanted=journal) as sink:
@@ -146,7 +152,8 @@ def _replay(
         report = None
         try:
             with held_back():
-                report = _report(config, folder, trace, groups, policy, sla, world)
+                idle = drill.without_effect() if drill is not None else []
+                report = _report(config, folder, trace, groups, policy, sla, world, idle)
             _pages(folder, report, html=html, perfetto=perfetto, complete=complete)
         except KeyboardInterrupt:
             complete = False
@@ -211,17 +218,23 @@ def _asked_requests(cut: TraceConfig, trace: Trace) -> int | None:
     return min(rows, cut.limit or rows)
 
 
-def _keep_inputs(folder: Path, config: Config) -> None:
-    """Refuse to replace what the run itself reads."""
-    ours = {*OWN_FILES, *OTHER_FILES}
-    for what, path in (("the trace", config.trace.path), ("the scenario", config.faults.path)):
-        if path is None:
+def _keep_inputs(folder: Path, config: Config, config_file: Path | None) -> None:
+    """Refuse to replace what the run itself reads. A configuration that would be written as it stands may stay."""
+    inputs = {"the trace": config.trace.path, "the scenario": config.faults.path, "the configuration": config_file}
+    for what, path in inputs.items():
+        if path is None or not _is_replaced(path, folder):
             continue
-        for place in (path.parent.resolve() / path.name, path.resolve()):
-            if place.parent == folder.resolve() and place.name in ours:
-                raise ConfigError(
-                    f"{path}: is {what} of this run and would be replaced by it; choose another folder with --out"
-                )
+        if path is config_file and path.read_text(encoding="utf-8") == to_toml(config):
+            continue
+        raise ConfigError(
+            f"{path}: is {what} of this run and would be replaced by it; choose another folder with --out"
+        )
+
+
+def _is_replaced(path: Path, folder: Path) -> bool:
+    """Whether a run into `folder` writes this file, directly or through a link."""
+    places = (path.parent.resolve() / path.name, path.resolve())
+    return any(place.parent == folder.resolve() and place.name in {*OWN_FILES, *OTHER_FILES} for place in places)
 
 
 def _pages(folder: Path, report: Report, *, html: bool, perfetto: bool, complete: bool) -> None:
@@ -363,8 +376,9 @@ def _report(
     policy: Policy,
     sla: Sla | None,
     world: MockWorld,
+    idle_faults: Sequence[str],
 ) -> Report:
-    no_effect, warnings = [], []
+    no_effect, warnings = [*idle_faults], []
     if config.trace.hash_block_tokens is not None and not world.keyed:
         no_effect.append("trace.hash_block_tokens has no effect: the trace has no hash ids")
     if world.prioritised:

@@ -122,6 +122,114 @@ def test_the_printed_table_says_which_scenario_and_how_many_migrations(twin: Twi
     assert "kill-one.toml" in out.replace("\n", "").replace(" ", "")
 
 
+def test_a_partition_between_workers_that_send_nothing_is_refused(twin: Twin, tmp_path: Path) -> None:
+    scenario, trace = tmp_path / "s.toml", tmp_path / "t.csv"
+    scenario.write_text('faults = [{at_ms = 1, kind = "partition", between = ["pool-0", "pool-1"]}]', encoding="utf-8")
+    trace.write_text("arrival_s,isl,osl\n0,1000,5\n", encoding="utf-8")
+    ended = twin("replay", trace, "--faults", scenario, "--out", tmp_path / "run")
+    assert ended.code == 2
+    assert "between has no effect: no worker of this run sends anything to another one" in ended.complaint
+
+
+@pytest.mark.parametrize(
+    ("between", "says"),
+    [('["p-0", "x-0"]', "no worker has the name or role 'x-0'"), ('["p-0", "prefill"]', "p-0 is on both sides")],
+)
+def test_the_sets_of_a_partition_are_there(between: str, says: str, twin: Twin, tmp_path: Path) -> None:
+    faults = f'faults = [{{at_ms = 500, kind = "partition", between = {between}}}]'
+    ended = twin(*legs(tmp_path, faults))
+    assert ended.code == 2
+    assert says in ended.complaint
+
+
+@pytest.mark.parametrize("mode", ["round-robin", "kv"])
+def test_partitions_beside_workers_that_come_and_go(mode: str, twin: Twin, tmp_path: Path) -> None:
+    faults = """migration_limit = 5
+    faults = [
+      {at_ms = 300, kind = "partition", between = ["p-0", "decode"], for_ms = 700},
+      {every_ms = 500, kind = "partition", role = "prefill", for_ms = 250, detection_delay_ms = 100, count = 3},
+      {at_ms = 900, kind = "partition", worker = "d-0", for_ms = 300},
+      {every_ms = 400, kind = "worker_down", role = "prefill", for_ms = 150, count = 3},
+    ]
+    client_disconnects = [{rate = 0.1, within_ms = 2000}]
+    expect = [{metric = "requests_failed", le = 0}, {invariants = "all"}]"""
+    assert twin(*legs(tmp_path, faults, rows=80, mode=mode)).code == 0
+    counts = json.loads((tmp_path / "run" / "report.json").read_text(encoding="utf-8"))["counts"]
+    assert counts["completed"] + counts["cancelled"] == 80
+    assert twin(*legs(tmp_path, faults, rows=80, mode=mode)[:-1], tmp_path / "again", "--no-leap").code == 0
+    assert (tmp_path / "again" / "faults.json").read_bytes() == (tmp_path / "run" / "faults.json").read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["worker_down", "drain", "partition"])
+def test_who_finds_no_worker_is_told_when_one_is_due(kind: str, twin: Twin, tmp_path: Path) -> None:
+    """An arrival is rejected, as a live cluster answers 503; a request that has been promised an answer fails."""
+    scenario, trace, run = tmp_path / "s.toml", tmp_path / "t.csv", tmp_path / "run"
+    more = {"drain": ", timeout_ms = 0", "partition": ", detection_delay_ms = 0"}.get(kind, "")
+    scenario.write_text(
+        f'migration_limit = 1\nfaults = [{{at_ms = 100, kind = "{kind}", worker = "pool-0", until_ms = 900{more}}}]\n',
+        encoding="utf-8",
+    )
+    trace.write_text("arrival_s,isl,osl\n0,1000,500\n0.5,1000,5\n2,1000,5\n", encoding="utf-8")
+    startup = ["--set", "workers.startup_s=0.6"] if kind != "partition" else []
+    line = ["replay", trace, "--workers", "1", "--faults", scenario, "--no-html", "--out", run]
+    assert twin(*line, *startup).code == 0
+    counts = json.loads((run / "report.json").read_text(encoding="utf-8"))["counts"]
+    assert (counts["failed"], counts["rejected"], counts["completed"]) == (1, 1, 1)
+    due_s = "0.9" if kind == "partition" else "1.5"
+    assert counts["reasons"] == {f"no_endpoints: no worker takes new work; pool-0 is due at {due_s} s": 2}
+
+
+ROWS = "arrival_s,isl,osl\n" + "".join(f"{n / 10},1000,5\n" for n in range(5))
+
+
+@pytest.mark.parametrize("row", [4, 5, 999])
+def test_a_client_of_a_row_that_is_not_there_is_refused(row: int, twin: Twin, tmp_path: Path) -> None:
+    """Before the run where the trace says how many rows it has, else when it is over."""
+    scenario, csv, trace = tmp_path / "s.toml", tmp_path / "t.csv", tmp_path / "t.parquet"
+    scenario.write_text(f"client_disconnects = [{{at_ms = 401, row = {row}}}]", encoding="utf-8")
+    csv.write_text(ROWS, encoding="utf-8")
+    assert twin("import", csv, "--out", trace).code == 0
+    streamed = twin("replay", csv, "--faults", scenario, "--no-html", "--out", tmp_path / "a")
+    counted = twin("replay", trace, "--faults", scenario, "--no-html", "--out", tmp_path / "b")
+    cut = twin("replay", trace, "--faults", scenario, "--no-html", "--limit", "4", "--out", tmp_path / "c")
+    assert cut.code == 2
+    assert f"row = {row}: the run has 4 requests, rows 0 to 3" in cut.complaint
+    if row == 4:
+        assert (streamed.code, counted.code) == (0, 0)
+        return
+    assert counted.code == 2
+    assert f"client_disconnects[0]: row = {row}: the run has 5 requests, rows 0 to 4" in counted.complaint
+    assert not (tmp_path / "b").exists()
+    assert streamed.code in (2, 3)
+    assert "5 requests" in streamed.err
+
+
+@pytest.mark.parametrize(
+    ("fault", "mode", "told"),
+    [
+        (
+            'kind = "event_loss", rate = 0.5, worker = "any"',
+            "round-robin",
+            "nobody listens to KV events of the workers",
+        ),
+        ('kind = "event_delay", ms = 5, worker = "pool-1"', "least-loaded", "nobody listens to KV events of pool-1"),
+        ('kind = "report_stale", role = "mixed"', "kv", "nobody listens to load reports of mixed workers"),
+        ('kind = "event_loss", rate = 0.5, worker = "any"', "kv", None),
+    ],
+)
+def test_a_fault_that_can_change_nothing_is_listed(
+    fault: str, mode: str, told: str | None, twin: Twin, tmp_path: Path
+) -> None:
+    scenario, trace, run = tmp_path / "s.toml", tmp_path / "t.csv", tmp_path / "run"
+    scenario.write_text(f"faults = [{{at_ms = 100, {fault}}}]", encoding="utf-8")
+    trace.write_text(ROWS, encoding="utf-8")
+    ended = twin("replay", trace, "--router", mode, "--faults", scenario, "--no-html", "--out", run)
+    assert ended.code == 0
+    listed = json.loads((run / "report.json").read_text(encoding="utf-8"))["meta"]["no_effect"]
+    kind = fault.split('"')[1]
+    assert listed == ([] if told is None else [f"faults[0]: {kind} has no effect: {told}"])
+
+
 LEGS = """
 [router]
 mode = "{mode}"

@@ -35,6 +35,24 @@ def test_a_run_does_not_replace_the_trace_it_reads(twin, trace: Path, tmp_path: 
     assert content(folder) == before
 
 
+def test_a_run_does_not_replace_the_configuration_it_reads(twin, trace: Path, tmp_path: Path) -> None:
+    """Unless what it writes is what is there: the same inputs replace the same run."""
+    folder = tmp_path / "run"
+    assert twin("replay", trace, "--out", folder, "--no-html").code == 0
+    own = folder / "config.toml"
+    before = own.read_bytes()
+    assert twin("replay", "--config", own, "--out", folder, "--no-html").code == 0
+    assert own.read_bytes() == before
+    other = twin("replay", "--config", own, "--seed", "7", "--out", folder, "--no-html")
+    assert other.code == 2
+    assert "config.toml: is the configuration of this run and would be replaced by it" in other.complaint
+    own.write_text("# ours\n[router]\nmode = 'random'\n", encoding="utf-8")
+    kept = content(folder)
+    assert twin("replay", trace, "--config", own, "--out", folder).code == 2
+    assert content(folder) == kept
+    assert twin("replay", trace, "--config", own, "--out", tmp_path / "other", "--no-html").code == 0
+
+
 @pytest.mark.parametrize("out", [".", "..", "/"])
 def test_a_folder_with_other_files_is_no_run_folder(twin, trace: Path, tmp_path: Path, out: str) -> None:
     (tmp_path / "cwd" / "thesis.md").write_text("mine", encoding="utf-8")

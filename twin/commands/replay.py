@@ -22,7 +22,8 @@ def replay(values: Values) -> int:
     from twin.config_read import FLAGS, load
 
     flags = {option.flag: values.get(option.name) for option in OPTIONS if option.flag in FLAGS}
-    config = load(_path(values, "config"), flags, values.get("set", ()))
+    config_file = _path(values, "config")
+    config = load(config_file, flags, values.get("set", ()))
     if "show_config" in values:
         from twin.config_text import show
 
@@ -34,6 +35,7 @@ def replay(values: Values) -> int:
     with _progress(quiet="quiet" in values) as progress:
         done = run(
             config,
+            config_file=config_file,
             out=out,
             name=name,
             html="no_html" not in values,
