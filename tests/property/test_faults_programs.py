@@ -286,6 +286,34 @@ def _same(
     assert known.notes == known_then.notes
 
 
+@st.composite
+def short_cuts(draw: st.DrawFn) -> list[Blow]:
+    """Partitions that are over before the cluster takes anybody for lost."""
+    return [
+        Blow(draw(st.integers(0, 120)) * 5, "cut", draw(st.integers(0, 2)), draw(st.sampled_from([0.0, 10.0])))
+        for _ in range(draw(st.integers(1, 8)))
+    ]
+
+
+@pytest.mark.parametrize("leap", [True, False], ids=["leaping", "stepping"])
+@EXAMPLES
+@given(traces(), st.one_of(engine_options().map(lambda o: engine_settings(**o)),
+                           sglang_engines().map(lambda o: sglang_settings(**o))), short_cuts())  # fmt: skip
+def test_gaps_add_up_to_the_streams_that_clients_see(
+    leap: bool, rows: list[Row], engine: EngineSettings, program: list[Blow]
+) -> None:
+    """Nothing is lost or told twice: as many gaps as tokens behind the first ones, as long together as the streams."""
+    sinks, _, _ = perform(rows, program, replace(engine, leap=leap), FIXED, "round-robin")
+    gaps, gaps_s = 0, 0.0
+    for cells in sinks.steps:
+        steps, tokens, (g0, g1, g2) = cells[4], cells[14], cells[15:18]
+        gaps += steps * tokens  # type: ignore[operator]
+        gaps_s += sum(tokens * (g0 + g1 * j + g2 * j * j) for j in range(steps))  # type: ignore[operator, arg-type]
+    records = [record for record in sinks.requests.values() if record[14]]
+    assert gaps == sum(record[14] - 1 for record in records)  # type: ignore[operator]
+    assert gaps_s == pytest.approx(sum(record[13] - record[12] for record in records), abs=1e-6)  # type: ignore[operator, misc]
+
+
 def test_a_thousand_cancellations_under_load_leave_nothing_behind() -> None:
     """B8: gauges, bookings and blocks are zero at the end (the audits of `perform`), and nobody is left waiting."""
     rows = [trace_row(n, n * 0.004, 40 + n % 50, 5 + n % 40, [n % 7, *range(100, 120)]) for n in range(2000)]
