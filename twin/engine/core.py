@@ -59,6 +59,7 @@ class EngineCore(Leaping):
     """
 
     pool: CachePool
+    _is_watchful = False  # whether anything but blocks and the ends of members bounds a leap
 
     def __init__(self, settings: EngineSettings, parts: EngineParts, *, newest_has_slot: bool = False) -> None:
         self.settings = settings
@@ -125,7 +126,7 @@ class EngineCore(Leaping):
         raise NotImplementedError
 
     def _undisturbed(self, step: StepPlan, steps: int) -> int:
-        """For how many of `steps` decode steps, from 1, nothing but blocks could get in the way."""
+        """For how many of `steps` decode steps, from 1, nothing but blocks could get in the way (asked if watchful)."""
         return steps
 
     def _plan_batch(self, step: StepPlan) -> None:
@@ -146,7 +147,9 @@ class EngineCore(Leaping):
             steps = batch.next_finish()
             if piece.steps - epoch.done < steps:
                 steps = piece.steps - epoch.done
-            steps = batch.steps_within(self._undisturbed(step, steps), pool.free + pool.inactive)
+            if self._is_watchful:
+                steps = self._undisturbed(step, steps)
+            steps = batch.steps_within(steps, pool.free + pool.inactive)
             if pool.events and steps > 1:
                 until = 1 if pool.removed else batch.steps_within(steps, pool.free) + 1
                 if until < steps:

@@ -95,9 +95,9 @@ class Ledger:
             self.pool.take(blocks - seq.owned)
             seq.owned = blocks
         seq.computed = upto
-        if self.caching:
-            self._publish_prompt(seq)
         prompt = seq.prompt
+        if self.caching and seq.path.pieces and seq.path.pieces[0][0] is not seq.own:
+            self._publish_prompt(seq)
         new = (upto if upto < prompt else prompt) - past
         if new < 0:
             new = 0
@@ -128,7 +128,7 @@ class Ledger:
             self.pool.free += over
 
     def _publish_prompt(self, seq: Sequence) -> None:
-        """Publish complete prompt blocks; content that this sequence alone can use may wait until its release."""
+        """Publish complete prompt blocks; content that this sequence alone can use waits until its release."""
         path = seq.path
         if path.pieces and path.pieces[0][0] is not seq.own:
             complete = seq.computed // self.block_size

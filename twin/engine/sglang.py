@@ -25,6 +25,8 @@ from twin.engine.token_ratio import TokenRatio
 class SglangEngine(EngineCore):
     """One SGLang replica, driven like `VllmEngine`."""
 
+    _is_watchful = True
+
     settings: SglangSettings
     pool: RadixCache
 

@@ -143,7 +143,11 @@ class VllmEngine(EngineCore):
 
     def _plan(self, now_s: float) -> StepPlan | None:
         step = StepPlan(now_s)
-        if self._has_newcomers():
+        if (
+            self._partial is not None
+            or (self.waiting and not self._blocked)
+            or (self.activated and self._slot_is_free())
+        ):
             if self.settings.exclusive_prefill and not self._has_arrived():
                 self._plan_exclusive(step)
             elif self._is_short():
@@ -158,11 +162,9 @@ class VllmEngine(EngineCore):
             return self._plan_decode(step)
         return self._plan_stuck(step) if self.waiting else None
 
-    def _has_newcomers(self) -> bool:
-        """Whether somebody may start or go on with a prompt in this step, or enter the batch."""
-        if self._partial is not None or (self.waiting and not self._blocked):
-            return True
-        return bool(self.activated) and len(self.running) < self.settings.max_num_seqs
+    def _slot_is_free(self) -> bool:
+        """Whether one more may run."""
+        return len(self.running) < self.settings.max_num_seqs
 
     def _has_arrived(self) -> bool:
         """Whether somebody whose prompt came from elsewhere is next to enter the batch."""

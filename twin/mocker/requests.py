@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from policies.cluster.blocks import NO_BLOCKS, BlockPath, Branch, ContentTree
@@ -22,7 +21,6 @@ class Heard(NamedTuple):
     made: int
 
 
-@dataclass(slots=True, eq=False)
 class OpenRequest:
     """`sequence` is the leg that answers, `prefill` the one that computes the prompt for it elsewhere (None: nobody).
 
@@ -32,10 +30,6 @@ class OpenRequest:
     while the worker of `sequence` is cut off.
     """
 
-    request_id: RequestId
-    row: Row
-    arrival_s: float
-    path: BlockPath | None
     worker_id: WorkerId | None = None
     prefill_worker_id: WorkerId | None = None
     dispatch_s: float | None = None
@@ -54,6 +48,12 @@ class OpenRequest:
     prefill_token: bool = False  # this attempt's first token came from the leg that computed the prompt
     heard: Heard | None = None
 
+    def __init__(self, request_id: RequestId, row: Row, arrival_s: float, path: BlockPath | None) -> None:
+        self.request_id = request_id  # most requests need little of the rest: what is not set is that of the class
+        self.row = row
+        self.arrival_s = arrival_s
+        self.path = path
+
     @property
     def moving(self) -> bool:
         """Whether it waits for KV that is being moved."""
@@ -66,19 +66,18 @@ class OpenRequest:
 
         `tree` is that of the worker, `block_size` that of `path` (None: the same).
         """
-        block_size = tree.block_size if block_size is None else block_size
         row, path = self.row, self.path
         prompt = row.isl + self.carried
         own = self.own if self.own is not None else tree.private()
-        if path is not None and tree.block_size != block_size:
-            own, path = self._content_in(tree)
-        elif path is None:
+        if path is None:
             other = self.sequence or self.prefill
             if other is not None:
                 own, path = other.own, other.path
             else:
                 blocks = prompt // tree.block_size
                 path = BlockPath(((own, blocks),), blocks) if blocks else NO_BLOCKS
+        elif block_size is not None and tree.block_size != block_size:
+            own, path = self._content_in(tree)
         limit = 1 if leg is Leg.PREFILL else row.osl - self.carried
         seq = Sequence(
             self.request_id,
@@ -162,6 +161,14 @@ class OpenRequest:
         self.path = BlockPath(pieces, blocks)
 
     # ------------------------------------------------------------ what the record says
+
+    def told(self) -> tuple[Sequence | None, float | None, float | None, int]:
+        """What the record says: `admitted`, `first_s`, `last_s`, `made`."""
+        seq = self.sequence
+        if seq is None or self.first_token_s is not None or self.outputs is not None or self.heard or self.prefill:
+            return self.admitted, self.first_s, self.last_s, self.made
+        admitted = seq if self.before is None else self.before
+        return admitted, seq.first_token_s, seq.last_token_s or self.last_token_s, self.carried + seq.outputs
 
     @property
     def admitted(self) -> Sequence | None:

@@ -390,17 +390,25 @@ class MockWorld:
         if action.leg is not Leg.AGG and request.handoff is None and self.handoffs is not None:
             request.handoff = self.handoffs.begin(request)
         if self.wires.parts:
-            self.wires.send(FRONTEND, action.worker_id, lambda: self._submit(request, worker, seq))
+            self.wires.send(FRONTEND, action.worker_id, lambda: self._reach(request, worker, seq))
+        elif action.leg is Leg.AGG:
+            refusal = worker.submit(seq)
+            if refusal is not None:
+                self._refuse(request, refusal)
         else:
             self._submit(request, worker, seq)
-        if not request.closed:
+        if self.news.of_load and not request.closed:
             self.news.start_reports()
 
-    def _submit(self, request: OpenRequest, worker: MockWorker, seq: EngineSequence) -> None:
-        """A leg reaches its worker, unless it is wanted no longer; the request ends where it is refused."""
+    def _reach(self, request: OpenRequest, worker: MockWorker, seq: EngineSequence) -> None:
+        """A leg reaches its worker later than it was sent; it may be wanted no longer."""
         if self._whose(seq) is None:
             seq.phase = Phase.DONE
-            return
+        else:
+            self._submit(request, worker, seq)
+
+    def _submit(self, request: OpenRequest, worker: MockWorker, seq: EngineSequence) -> None:
+        """A leg enters its engine; the request ends where it is refused."""
         refusal = worker.submit(seq) if seq.leg is Leg.AGG else self._submit_leg(request, worker, seq)
         if refusal is not None:
             self._refuse(request, refusal)
@@ -488,7 +496,7 @@ class MockWorld:
             self.news.post_blocks(worker)
         if self.wires.parts:
             self.news.hear(worker, lambda: self._hear_step(worker, outcome))
-        else:
+        elif outcome.firsts or outcome.ended:
             self._hear_step(worker, outcome)
         if self.handoffs is not None:
             self.handoffs.on_step(worker, outcome)
@@ -497,17 +505,18 @@ class MockWorld:
 
     def _hear_step(self, worker: MockWorker, outcome: Outcome) -> None:
         now_s = self.clock.now
+        opened = self.open
         for seq in outcome.firsts:
-            request = self._whose(seq)
-            if request is None:
+            request = opened.get(seq.request_id)
+            if request is None or (request.sequence is not seq and request.prefill is not seq):
                 continue
             if request.carried:
                 self.churn.on_continued(seq, worker)
             else:
                 self.post(FirstToken(at_s=now_s, request_id=seq.request_id, worker_id=worker.worker_id))
         for seq in outcome.ended:
-            request = self._whose(seq)
-            if request is None:
+            request = opened.get(seq.request_id)
+            if request is None or (request.sequence is not seq and request.prefill is not seq):
                 continue
             if seq.finish_reason is None:
                 self.end(seq.request_id, "completed", None)
@@ -529,22 +538,22 @@ class MockWorld:
         if status == "rejected" and request.migrations:
             status = "failed"  # the client has been promised an answer before
         self.last_end_s = now_s = self.clock.now
-        self._note(request, status, reason)
+        made = self._note(request, status, reason)
         worker_id = request.worker_id
         event: Event
         if status == "completed":
             answered = worker_id if request.sequence is not None else request.prefill_worker_id
             assert answered is not None
-            if request.made < request.row.osl:
+            if made < request.row.osl:
                 self.cut_short += 1
-            event = RequestFinished(at_s=now_s, request_id=request_id, worker_id=answered, output_tokens=request.made)
+            event = RequestFinished(at_s=now_s, request_id=request_id, worker_id=answered, output_tokens=made)
         elif status == "rejected":
             event = RequestRejected(at_s=now_s, request_id=request_id, reason=reason or "", worker_id=worker_id)
         elif status == "cancelled":
-            event = RequestCancelled(at_s=now_s, request_id=request_id, worker_id=worker_id, output_tokens=request.made)
+            event = RequestCancelled(at_s=now_s, request_id=request_id, worker_id=worker_id, output_tokens=made)
         else:
             event = RequestFailed(
-                at_s=now_s, request_id=request_id, reason=reason or "", worker_id=worker_id, output_tokens=request.made
+                at_s=now_s, request_id=request_id, reason=reason or "", worker_id=worker_id, output_tokens=made
             )
         if self.churn.touched:
             self.churn.on_end(request_id, status)
@@ -553,9 +562,10 @@ class MockWorld:
             self.churn.check_drained()
         self._follow(request.row)
 
-    def _note(self, request: OpenRequest, status: str, reason: str | None) -> None:
-        """Hand the finished row to the record."""
-        row, seq, admitted, handoff = request.row, request.sequence, request.admitted, request.handoff
+    def _note(self, request: OpenRequest, status: str, reason: str | None) -> int:
+        """Hand the finished row to the record; returns how many tokens the client has."""
+        row, seq, handoff = request.row, request.sequence, request.handoff
+        admitted, first_s, last_s, made = request.told()
         self._sinks.requests[row.row] = (
             row.row,
             row.request_id,
@@ -569,9 +579,9 @@ class MockWorld:
             request.prefill_worker_id,
             request.dispatch_s,
             admitted.admit_s if admitted is not None else None,
-            request.first_s,
-            request.last_s,
-            request.made,
+            first_s,
+            last_s,
+            made,
             admitted.cached_tokens if admitted is not None else None,
             request.readmissions + (seq.readmissions if seq is not None else 0),
             request.migrations,
@@ -587,6 +597,7 @@ class MockWorld:
             self._sinks.spill()
             if self._progress is not None:
                 self._progress(self.ended)
+        return made
 
     def note_gap(self, worker_id: WorkerId, last_s: float, now_s: float, count: int = 1) -> None:
         """Gaps between two tokens of a request that no engine knows of."""
