@@ -17,6 +17,7 @@ from twin.plugins import COMMANDS, load, names
 # Command -> where its function, or its group of commands, is.
 BUILT_IN = {
     "replay": "twin.commands.replay_typer:replay",
+    "sweep": "twin.commands.sweep:sweep",
     "compare": "twin.commands.runs:compare",
     "report": "twin.commands.runs:report",
     "synth": "twin.commands.traces:synth",

@@ -1,0 +1,135 @@
+"""The figures of a report by name, for tables over many runs: what each is called, its unit, and which way is better.
+
+Names are the metric and its statistic (`ttft_p95`, `hit_rate`). It reads reports and defines no metric of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, Literal, TypeAlias
+
+from policies.errors import ConfigError
+from reports import text
+from reports.report import Report
+
+Unit: TypeAlias = Literal["s", "share", "count", "rate"]
+Better: TypeAlias = Literal["low", "high"] | None
+Read: TypeAlias = Callable[[Report], float | None]
+
+STATISTICS: Final = ("mean", "p50", "p90", "p95", "p99", "max")
+DEFAULT_FIGURES: Final = ("ttft_p95", "tpot_p95", "e2e_p95", "output_tokens_per_s", "hit_rate")
+SLA_FIGURES: Final = ("attainment", "goodput_rps")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One figure of a run. `better` is None where neither way is: a peak, a duration."""
+
+    name: str
+    label: str
+    unit: Unit
+    better: Better
+    read: Read
+
+    def say(self, value: float | None) -> str:
+        """The value with its unit, for a person."""
+        return {"s": text.time, "share": text.share, "rate": text.figures, "count": text.figures}[self.unit](value)
+
+
+def figures_of(report: Report) -> dict[str, float | None]:
+    """Every figure of a report by name."""
+    return {name: figure.read(report) for name, figure in FIGURES.items()}
+
+
+def chosen_figures(names: Iterable[str]) -> tuple[Figure, ...]:
+    """Figures by name (dashes stand for underscores). Raises ConfigError that gives the nearest name."""
+    return tuple(_chosen(name.strip().lower().replace("-", "_")) for name in names)
+
+
+def _chosen(name: str) -> Figure:
+    if name in FIGURES:
+        return FIGURES[name]
+    import difflib
+
+    near = difflib.get_close_matches(name, FIGURES, n=1, cutoff=0.6)
+    hint = f"did you mean {near[0]}" if near else f"there are {', '.join(FIGURES)}"
+    raise ConfigError(f"--metric {name}: there is no such figure; {hint}")
+
+
+def _latency(field: str, statistic: str) -> Read:
+    return lambda report: getattr(report.latency, field).statistic(statistic)  # type: ignore[no-any-return]
+
+
+def _latencies() -> Iterator[Figure]:
+    for name, label in (
+        ("ttft", "TTFT"),
+        ("tpot", "TPOT"),
+        ("itl", "ITL"),
+        ("e2e", "E2E"),
+        ("queue_wait", "queue wait"),
+    ):
+        for statistic in STATISTICS:
+            yield Figure(
+                name=f"{name}_{statistic}",
+                label=f"{label} {statistic}",
+                unit="s",
+                better="low",
+                read=_latency(f"{name}_s", statistic),
+            )
+
+
+def _sla(field: str) -> Read:
+    return lambda report: None if report.sla is None else getattr(report.sla, field)
+
+
+def _summed(field: str) -> Read:
+    """The sum over worker groups, None where one of them has no figure."""
+
+    def read(report: Report) -> float | None:
+        values = [getattr(group, field) for group in report.groups]
+        return sum(values) if values and None not in values else None
+
+    return read
+
+
+_PLAIN: Final[tuple[tuple[str, str, Unit, Better, Read], ...]] = (
+    ("requests_per_s", "requests/s", "rate", "high", lambda r: r.throughput.requests_per_s),
+    ("requests_per_s_per_gpu", "requests/s per GPU", "rate", "high", lambda r: r.throughput.requests_per_s_per_gpu),
+    ("output_tokens_per_s", "output tokens/s", "rate", "high", lambda r: r.throughput.output_tokens_per_s),
+    (
+        "output_tokens_per_s_per_gpu",
+        "output tokens/s per GPU",
+        "rate",
+        "high",
+        lambda r: r.throughput.output_tokens_per_s_per_gpu,
+    ),
+    ("tokens_per_s_per_user", "tokens/s per user, mean", "rate", "high", lambda r: r.tokens_per_s_per_user.mean),
+    ("makespan_s", "duration", "s", None, lambda r: r.makespan_s),
+    ("hit_rate", "hit rate", "share", "high", lambda r: r.hit_rate),
+    ("kv_peak_share", "KV pool peak", "share", None, lambda r: r.kv_peak_share),
+    ("busy_share", "busy share", "share", None, lambda r: r.busy_share),
+    ("fairness", "fairness", "rate", "high", lambda r: r.fairness),
+    ("preemptions", "preemptions", "count", "low", lambda r: r.preemptions),
+    ("migrations", "migrations", "count", None, lambda r: r.migrations),
+    ("completed", "completed", "count", "high", lambda r: r.counts.completed),
+    ("rejected", "rejected", "count", "low", lambda r: r.counts.rejected),
+    ("failed", "failed", "count", "low", lambda r: r.counts.failed),
+    ("cancelled", "cancelled", "count", None, lambda r: r.counts.cancelled),
+    ("attainment", "attainment", "share", "high", _sla("attainment")),
+    ("goodput_rps", "goodput, requests/s", "rate", "high", _sla("goodput_rps")),
+    ("goodput_rps_per_gpu", "goodput per GPU", "rate", "high", _sla("goodput_rps_per_gpu")),
+    ("gpu_s", "GPU-seconds held", "rate", "low", lambda r: r.gpu_s),
+    ("energy_j", "energy, J (estimate)", "rate", "low", _summed("energy_j")),
+    ("cost_usd", "cost, USD", "rate", "low", _summed("cost_usd")),
+)
+
+FIGURES: Final[Mapping[str, Figure]] = MappingProxyType(
+    {figure.name: figure for figure in _latencies()}
+    | {
+        name: Figure(name=name, label=label, unit=unit, better=better, read=read)
+        for name, label, unit, better, read in _PLAIN
+    }
+)
+"""Every figure that a table over runs can show, in the order of its columns."""
