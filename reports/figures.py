@@ -19,8 +19,11 @@ Better: TypeAlias = Literal["low", "high"] | None
 Read: TypeAlias = Callable[[Report], float | None]
 
 STATISTICS: Final = ("mean", "p50", "p90", "p95", "p99", "max")
-DEFAULT_FIGURES: Final = ("ttft_p95", "tpot_p95", "e2e_p95", "output_tokens_per_s", "hit_rate")
-SLA_FIGURES: Final = ("attainment", "goodput_rps")
+USUAL_FIGURES: Final = (
+    "ttft_p95", "tpot_p95", "e2e_p95", "output_tokens_per_s", "hit_rate", "attainment", "goodput_rps", "rejected",
+    "failed",
+)  # fmt: skip
+"""What a table over runs shows if nothing else is asked for, where it is not 0 throughout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +38,13 @@ class Figure:
 
     def say(self, value: float | None) -> str:
         """The value with its unit, for a person."""
-        return {"s": text.time, "share": text.share, "rate": text.figures, "count": text.figures}[self.unit](value)
+        say = {"s": text.time, "share": text.share, "rate": text.figures, "count": _count}[self.unit]
+        return say(value)
+
+
+def _count(value: float | None) -> str:
+    """A count, or a mean of counts."""
+    return text.count(value) if value is not None and value == int(value) else text.figures(value)
 
 
 def figures_of(report: Report) -> dict[str, float | None]:
@@ -59,7 +68,7 @@ def _chosen(name: str) -> Figure:
 
 
 def _latency(field: str, statistic: str) -> Read:
-    return lambda report: getattr(report.latency, field).statistic(statistic)  # type: ignore[no-any-return]
+    return lambda report: getattr(report.latency, field).statistic(statistic)
 
 
 def _latencies() -> Iterator[Figure]:

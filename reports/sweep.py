@@ -1,4 +1,4 @@
-"""What a sweep comes to: its points, the figures of their runs, the spread over seeds, what is best, what had no effect.
+"""What a sweep comes to: its points, the figures of their runs, the spread over seeds, what is best, what did nothing.
 
 Equal sweeps give equal bytes, however many processes ran them and in whichever order they ended: no clock, no host and
 no absolute path belongs in here. It computes no figure of a run; those come from reports/figures.py.
@@ -15,7 +15,7 @@ from typing import Final, Literal, TypeAlias
 
 from policies.errors import ConfigError
 from reports.columns import to_arrow
-from reports.figures import FIGURES, Figure
+from reports.figures import FIGURES, USUAL_FIGURES, Figure
 from reports.files import whole_file
 from reports.report import stable_json
 
@@ -130,21 +130,27 @@ def build_sweep(
     seeds: Sequence[int],
     config: Mapping[str, str],
 ) -> Sweep:
-    """Put the runs of all points together. Figures that no run has are not shown."""
+    """Put the runs of all points together.
+
+    `shown` are the figures to show, as far as any run has them; if none are named, the usual ones that are not 0
+    throughout.
+    """
     built = tuple(
         SweepPoint(number=number, values=values, runs=runs, spreads=_spreads(runs))
         for number, (values, runs) in enumerate(points)
     )
     there = {name for point in built for name in point.spreads}
+    telling = {name for point in built for name, spread in point.spreads.items() if spread.low or spread.high}
+    names = [figure.name for figure in shown] or [name for name in USUAL_FIGURES if name in telling]
     return Sweep(
         trace=trace,
         keys=tuple(
-            SweepKey(key=key, values=_distinct(point.values[at] for point in built), effect=_effect(built, at))
+            SweepKey(key=key, values=_distinct(point.values[at] for point in built), effect=_effect(built, at, key))
             for at, key in enumerate(keys)
         ),
         seeds=tuple(seeds),
         seeds_matter=_seeds_matter(built),
-        shown=tuple(figure.name for figure in shown if figure.name in there),
+        shown=tuple(name for name in dict.fromkeys(names) if name in there),
         points=built,
         best={name: best for name, figure in FIGURES.items() if (best := _best(built, figure))},
         config=config,
@@ -178,14 +184,14 @@ def _best(points: Sequence[SweepPoint], figure: Figure) -> tuple[int, ...]:
     return tuple(number for number, mean in means.items() if mean == best)
 
 
-def _effect(points: Sequence[SweepPoint], at: int) -> Effect:
-    """Whether points that differ in their value at `at` alone ever differ in a figure."""
+def _effect(points: Sequence[SweepPoint], at: int, key: str) -> Effect:
+    """Whether points that differ in their value of `key`, at `at`, alone ever differ in a figure."""
     alike: dict[tuple[object, ...], list[Mapping[str, float | None]]] = {}
     for point in points:
         others = (*point.values[:at], *point.values[at + 1 :])
         for run in point.runs:
             if run.status == "done":
-                alike.setdefault((others, run.seed), []).append(run.figures)
+                alike.setdefault((others, None if key == "seed" else run.seed), []).append(run.figures)
     groups = [group for group in alike.values() if len(group) > 1]
     if not groups:
         return "not told apart"

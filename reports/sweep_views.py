@@ -13,6 +13,7 @@ import numpy as np
 
 from policies.errors import ConfigError
 from reports import text
+from reports.columns import F64
 from reports.figures import FIGURES, Figure
 from reports.files import whole_file
 from reports.heatmap import HeatMap, Scale, Thread, draw_heat_map, draw_parallel, shades_of
@@ -132,7 +133,9 @@ def sweep_text(sweep: Sweep, *, path: str, colour: bool = False, width: int = WI
     table = Table(box=None, padding=(0, 1), header_style="bold")
     for at, name in enumerate(_headers(sweep)):
         is_key = at < len(sweep.keys)
-        table.add_column(name.replace("_", " ") if is_key else name, justify="left" if is_key else "right")
+        table.add_column(
+            name.replace("_", " ") if is_key else name, justify="left" if is_key else "right", overflow="fold"
+        )
     for point in sweep.points[:MAX_PRINTED]:
         table.add_row(*_row(sweep, point, "*"))
     lines = [f"sweep  {sweep.trace}; {runs_line(sweep)}"]
@@ -192,11 +195,11 @@ def _page_row(sweep: Sweep, point: SweepPoint) -> list[tuple[str, bool]]:
     return list(zip(_row(sweep, point), best, strict=True))
 
 
-def _axis(figure: Figure, low: float | None = None) -> Axis:
+def _axis(figure: Figure, *values: F64) -> Axis:
     if figure.unit == "s":
-        return time_axis(figure.label)
+        return time_axis(figure.label, *values)
     tick = text.share if figure.unit == "share" else number_tick
-    return Axis(title=figure.label, tick=tick, low=low)
+    return Axis(title=figure.label, tick=tick, low=0.0)
 
 
 def _places(values: Sequence[Value]) -> tuple[list[float], list[str]]:
@@ -239,7 +242,7 @@ def _lines(sweep: Sweep, moving: Sequence[int]) -> Iterator[Chart]:
             title=figure.label,
             note=_best_note(sweep, name),
             x=x_axis,
-            y=_axis(figure, 0.0),
+            y=_axis(figure, mean, high),
             series=series,
             moments=(x, [f"{key.key} = {point.values[moving[0]]}" for point in there]),
         )

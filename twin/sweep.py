@@ -57,10 +57,14 @@ class Ran:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swept:
-    """Where a sweep lies and what it came to. `kept`: runs that were there before. Not `complete` after Ctrl-C."""
+    """Where a sweep lies and what it came to.
+
+    `ran`: runs made now, `kept`: those that were there before. Not `complete` after Ctrl-C. `bugs`: errors of ours.
+    """
 
     folder: Path
     sweep: Sweep
+    ran: int
     kept: int
     complete: bool
     bugs: tuple[str, ...]
@@ -72,7 +76,7 @@ def sweep(
     plan: Plan,
     *,
     out: Path,
-    shown: Sequence[Figure],
+    shown: Sequence[Figure] = (),
     jobs: int,
     html: bool = True,
     pages: bool = False,
@@ -83,8 +87,9 @@ def sweep(
 ) -> Swept:
     """Run what is not there yet of `plan` in `jobs` processes, and write the sweep's folder.
 
-    `pages` writes a page for each run, `fresh` runs everything anew. Ctrl-C keeps the runs that are over. Raises
-    ConfigError for a folder that holds something else; a run that fails is an entry of the result.
+    `shown` are the figures of tables and plots (none: the usual ones). `pages` writes a page for each run, `fresh` runs
+    everything anew. Ctrl-C keeps the runs that are over. Raises ConfigError for a folder that holds something else; a
+    run that fails is an entry of the result.
     """
     began = time.monotonic()
     _take(out)
@@ -112,6 +117,7 @@ def sweep(
         done = Swept(
             folder=out,
             sweep=built,
+            ran=sum(at in ran for at in todo),
             kept=len(kept),
             complete=complete,
             bugs=tuple(result.error for result in ran.values() if result.bug and result.error is not None),

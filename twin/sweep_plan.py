@@ -183,7 +183,9 @@ def plan_sweep(
         raise ConfigError(f"the sweep would be {count:,} runs, the limit is {MAX_RUNS:,}; give fewer values or seeds")
     base = {flag: value for flag, value in flags.items() if value is not None}
     files = _Files()
-    points, runs, samples = [], [], []
+    points: list[tuple[str, ...]] = []
+    runs: list[PlannedRun] = []
+    samples: list[Config] = []
     for varied in _points(grid, listed):
         number = len(points)
         points.append(tuple(one.value for one in varied))

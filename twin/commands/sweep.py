@@ -39,13 +39,13 @@ SWEEP_OPTIONS = (
 
 def run(values: Values) -> int:
     """Run one line, given as the values of the options above."""
-    from reports.figures import DEFAULT_FIGURES, SLA_FIGURES, chosen_figures
+    from reports.figures import chosen_figures
     from twin.config_read import FLAGS
     from twin.sweep import sweep as run_sweep
     from twin.sweep import sweep_name
     from twin.sweep_plan import NO_LIST, parse_vary, plan_sweep, read_list
 
-    shown = chosen_figures(values.get("metric") or ((*DEFAULT_FIGURES, *SLA_FIGURES)))
+    shown = chosen_figures(values.get("metric", ()))
     jobs = _whole(values, "jobs", os.cpu_count() or 1)
     plan = plan_sweep(
         file=_path(values, "config"),
@@ -103,8 +103,7 @@ def _tell(done: Swept, *, json: bool) -> int:
         path = page if page.exists() else done.folder / "report.json"
         width = max(WIDTH, get_terminal_size().columns)
         print(sweep_text(done.sweep, path=str(path), colour=sys.stdout.isatty(), width=width))
-        ran = len(done.sweep.runs) - done.kept
-        print(f"cost    {ran} runs in {done.cpu_s:.1f} CPU seconds, {done.wall_s:.1f} s; {done.kept} were there before")
+        print(f"cost    {done.ran} runs in {done.cpu_s:.1f} CPU seconds, {done.wall_s:.1f} s; {done.kept} there before")
     if not done.complete:
         left = done.sweep.count("open")
         print(
