@@ -118,13 +118,37 @@ class LatencyMeta:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OracleSample:
+    """One decision in hindsight: TTFT on the chosen worker and on the best one, from their true states."""
+
+    row: int
+    at_s: float
+    worker_id: int
+    ttft_s: float
+    best_worker_id: int
+    best_ttft_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OracleMeta:
+    """Decisions looked at in hindsight: one in `every`, of which `left_out` could not be told."""
+
+    every: int
+    samples: tuple[OracleSample, ...]
+    left_out: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunMeta:
     """Everything about a run that its record does not hold. `cluster` has one line per worker group.
 
     `tiers` counts full prompt blocks at first admissions: looked up, found on the device, found in the host tier, and
     blocks loaded from there. `moved_bytes` is what crossed simulated links: "kv" handed over, "weights" of starts, KV
-    from the "host" tier. `hash_known`: some row of the trace has hash ids, so a hit rate means something. `config` is
-    the complete configuration as nested plain values, `origins` where each of its dotted keys came from.
+    from the "host" tier. `routing` has the router's own counters, `ideal` the full blocks of all prompts that arrived
+    ("prompt_blocks") and those that an endless cache would have held ("hit_blocks"). `explained`: the terms of each
+    decision are in decisions.parquet; `oracle` is what a sample of them comes to in hindsight. `hash_known`: some row
+    of the trace has hash ids, so a hit rate means something. `config` is the complete configuration as nested plain
+    values, `origins` where each of its dotted keys came from.
     """
 
     trace: TraceMeta
@@ -139,6 +163,10 @@ class RunMeta:
     groups: tuple[GroupMeta, ...] = ()
     tiers: Mapping[str, int] = field(default_factory=dict)
     moved_bytes: Mapping[str, int] = field(default_factory=dict)
+    routing: Mapping[str, int] = field(default_factory=dict)
+    ideal: Mapping[str, int] = field(default_factory=dict)
+    explained: bool = False
+    oracle: OracleMeta | None = None
     starts: tuple[StartMeta, ...] = ()
     not_modelled: tuple[str, ...] = ()
     no_effect: tuple[str, ...] = ()
@@ -244,6 +272,113 @@ class GroupFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EndFigures:
+    """Requests that ended without completing, for one reason: how many of all, how long their prompts are on average,
+    and from when to when they arrived. `code` is the word by which the reason is counted (None: it has none).
+    """
+
+    status: str
+    code: str | None
+    reason: str
+    requests: int
+    share: float
+    prompt_tokens_mean: float | None
+    first_s: float | None
+    last_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareFigures:
+    """How evenly the workers of one role were used, by requests and by prompt and output tokens: Jain's index, and the
+    smallest and the largest share of a worker.
+    """
+
+    role: str
+    workers: int
+    requests_fairness: float | None
+    requests_share: tuple[float, float] | None
+    tokens_fairness: float | None
+    tokens_share: tuple[float, float] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HitBound:
+    """The hit rate in blocks that was reached, beside the highest that any router could have reached."""
+
+    reached: float | None
+    upper_bound: float | None
+    prompt_blocks: int
+    ideal_blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CandidateFigures:
+    """One worker as a decision saw it, with the terms of its cost in blocks."""
+
+    worker_id: int
+    cost: float
+    overlap_blocks: int
+    prefill_blocks: float
+    credit_blocks: float
+    decode_blocks: float
+    active_requests: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionFigures:
+    """One decision: who was chosen by which rule, who would have been next (None: nobody else could be chosen), what it
+    cost above the cheapest, and the TTFT that came of it.
+    """
+
+    row: int
+    request_id: str | None
+    at_s: float
+    mode: str
+    rule: str
+    chosen: CandidateFigures
+    runner_up: CandidateFigures | None
+    regret_blocks: float
+    overlap_lost_blocks: int
+    ttft_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainedFigures:
+    """What the terms of all decisions say, where they were recorded. `not_cheapest` decisions have a regret."""
+
+    decisions: int
+    not_cheapest: int
+    regret_blocks: Distribution
+    most_regretted: tuple[DecisionFigures, ...]
+    slowest: tuple[DecisionFigures, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OracleFigures:
+    """A sample of decisions in hindsight: `regret_s` over all of it, `worst` first those that cost most."""
+
+    every: int
+    decisions: int
+    left_out: int
+    best_chosen: int
+    regret_s: Distribution
+    worst: tuple[OracleSample, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingFigures:
+    """What the router did. Figures that its mode does not count are None; `explained` and `oracle` need --explain."""
+
+    decisions: int
+    effectiveness: float | None
+    non_max_overlap: int | None
+    overlap_lost_blocks: int | None
+    overlap_lost_tokens: int | None
+    explained: ExplainedFigures | None
+    oracle: OracleFigures | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """The whole report of a run."""
 
@@ -255,6 +390,10 @@ class Report:
     latency: Latencies
     tokens_per_s_per_user: Distribution
     hit_rate: float | None
+    hit_bound: HitBound | None
+    routing: RoutingFigures | None
+    ends: tuple[EndFigures, ...]
+    shares: tuple[ShareFigures, ...]
     preemptions: int
     readmissions: int
     migrations: int

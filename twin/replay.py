@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from policies.cluster.controller import Controller, Policy
-from policies.cluster.ids import WorkerId
+from policies.cluster.ids import RequestId, WorkerId
 from policies.cluster.journal import Header, Journal
 from policies.cluster.plain import JsonValue
 from policies.errors import ConfigError
@@ -45,6 +45,7 @@ from twin.mocker.world import MockWorld, Observation
 
 if TYPE_CHECKING:
     from twin.drill import Drill
+    from twin.ideal import IdealCache
     from twin.mocker.handoff import HandoffPlan
     from twin.mocker.links import Network
     from twin.topology import Topology
@@ -148,12 +149,13 @@ def _replay(
         with _journal_sink(writer, config, trace, policy, wanted=journal) as sink:
             controller = Controller([policy], sink) if drill is None else drill.controller(policy, sink)
             world = _world(config, trace, groups, topology, controller, writer, progress, drill)
+            ideal = _ideal(trace, world)
             complete = _simulate(world, config, writer, sink)
         report = None
         try:
             with held_back():
                 idle = drill.without_effect() if drill is not None else []
-                report = _report(config, folder, trace, groups, policy, sla, world, idle)
+                report = _report(config, folder, trace, groups, policy, sla, world, idle, ideal, explain)
             _pages(folder, report, html=html, perfetto=perfetto, complete=complete)
         except KeyboardInterrupt:
             complete = False
@@ -352,6 +354,23 @@ def _world(
     return world
 
 
+def _ideal(trace: Trace, world: MockWorld) -> IdealCache | None:
+    """Count what an endless cache would hold of each prompt that arrives, where the trace says what is in them."""
+    key_tokens = trace.info.hash_block_tokens
+    if key_tokens is None:
+        return None
+    from twin.ideal import IdealCache
+
+    ideal = IdealCache(key_tokens, world.tree.block_size)
+
+    def arrived(_: int, request_id: RequestId) -> None:
+        row = world.open[request_id].row
+        ideal.add(row.keys, row.isl)
+
+    world.churn.on_arrival.append(arrived)
+    return ideal
+
+
 def _handoff(config: Config, groups: tuple[Group, ...], links: tuple[Topology, Network] | None) -> HandoffPlan | None:
     if not config.is_disaggregated:
         return None
@@ -377,6 +396,8 @@ def _report(
     sla: Sla | None,
     world: MockWorld,
     idle_faults: Sequence[str],
+    ideal: IdealCache | None,
+    explain: bool,
 ) -> Report:
     no_effect, warnings = [*idle_faults], []
     if config.trace.hash_block_tokens is not None and not world.keyed:
@@ -392,6 +413,8 @@ def _report(
             f"answers cut short where the context was full (engine.max_model_len): {world.cut_short:,}; "
             "they made fewer tokens than their trace rows say"
         )
+    if ideal is not None and ideal.full:
+        warnings.append("the upper bound of the hit rate is not told: more distinct hash ids than are kept")
     meta = describe_run(config, groups, trace, policy, hash_known=world.keyed, no_effect=tuple(no_effect))
     gone_s = world.gone_s
     workers = tuple(replace(worker, held_until_s=gone_s.get(WorkerId(worker.worker_id))) for worker in meta.workers)
@@ -401,6 +424,8 @@ def _report(
         tiers=world.tiers,
         moved_bytes=world.network.carried_bytes if world.network is not None else {},
         starts=starts_meta(world.starts.log, groups),
+        ideal=ideal.blocks if ideal is not None and world.keyed else {},
+        explained=explain,
         warnings=(*meta.warnings, *warnings),
     )
     return build_report(folder, meta, sla)
