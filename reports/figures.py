@@ -93,6 +93,24 @@ def _sla(field: str) -> Read:
     return lambda report: None if report.sla is None else getattr(report.sla, field)
 
 
+def _bound(field: str) -> Read:
+    return lambda report: None if report.hit_bound is None else getattr(report.hit_bound, field)
+
+
+def _routing(field: str) -> Read:
+    return lambda report: None if report.routing is None else getattr(report.routing, field)
+
+
+def _cost_regret(report: Report) -> float | None:
+    explained = None if report.routing is None else report.routing.explained
+    return None if explained is None else explained.regret_blocks.mean
+
+
+def _oracle_regret(report: Report) -> float | None:
+    oracle = None if report.routing is None else report.routing.oracle
+    return None if oracle is None else oracle.regret_s.mean
+
+
 def _summed(field: str) -> Read:
     """The sum over worker groups, None where one of them has no figure."""
 
@@ -117,6 +135,13 @@ _PLAIN: Final[tuple[tuple[str, str, Unit, Better, Read], ...]] = (
     ("tokens_per_s_per_user", "tokens/s per user, mean", "rate", "high", lambda r: r.tokens_per_s_per_user.mean),
     ("makespan_s", "duration", "s", None, lambda r: r.makespan_s),
     ("hit_rate", "hit rate", "share", "high", lambda r: r.hit_rate),
+    ("upper_bound_hit_rate", "upper bound of hit rate", "share", None, _bound("upper_bound")),
+    ("block_hit_rate", "hit rate in blocks", "share", "high", _bound("reached")),
+    ("routing_effectiveness", "routing effectiveness", "share", None, _routing("effectiveness")),
+    ("non_max_overlap", "non-max-overlap selections", "count", None, _routing("non_max_overlap")),
+    ("overlap_lost_tokens", "overlap lost, tokens", "count", None, _routing("overlap_lost_tokens")),
+    ("cost_regret_blocks", "cost regret, mean, blocks", "rate", None, _cost_regret),
+    ("oracle_regret_s", "oracle regret, mean", "s", "low", _oracle_regret),
     ("kv_peak_share", "KV pool peak", "share", None, lambda r: r.kv_peak_share),
     ("busy_share", "busy share", "share", None, lambda r: r.busy_share),
     ("fairness", "fairness", "rate", "high", lambda r: r.fairness),

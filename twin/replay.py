@@ -45,6 +45,7 @@ from twin.mocker.world import MockWorld, Observation
 
 if TYPE_CHECKING:
     from twin.drill import Drill
+    from twin.hindsight import Hindsight
     from twin.ideal import IdealCache
     from twin.mocker.handoff import HandoffPlan
     from twin.mocker.links import Network
@@ -147,15 +148,19 @@ def _replay(
     writer = RunWriter(folder, others=OTHER_FILES)
     try:
         with _journal_sink(writer, config, trace, policy, wanted=journal) as sink:
-            controller = Controller([policy], sink) if drill is None else drill.controller(policy, sink)
+            hindsight = _hindsight(policy, config, trace) if explain else None
+            decides = hindsight or policy
+            controller = Controller([decides], sink) if drill is None else drill.controller(decides, sink)
             world = _world(config, trace, groups, topology, controller, writer, progress, drill)
+            if hindsight is not None:
+                hindsight.world = world
             ideal = _ideal(trace, world)
             complete = _simulate(world, config, writer, sink)
         report = None
         try:
             with held_back():
                 idle = drill.without_effect() if drill is not None else []
-                report = _report(config, folder, trace, groups, policy, sla, world, idle, ideal, explain)
+                report = _report(config, folder, trace, groups, policy, sla, world, idle, ideal, hindsight)
             _pages(folder, report, html=html, perfetto=perfetto, complete=complete)
         except KeyboardInterrupt:
             complete = False
@@ -354,6 +359,12 @@ def _world(
     return world
 
 
+def _hindsight(policy: Policy, config: Config, trace: Trace) -> Hindsight:
+    from twin.hindsight import Hindsight
+
+    return Hindsight(policy, _asked_requests(config.trace, trace))
+
+
 def _ideal(trace: Trace, world: MockWorld) -> IdealCache | None:
     """Count what an endless cache would hold of each prompt that arrives, where the trace says what is in them."""
     key_tokens = trace.info.hash_block_tokens
@@ -397,7 +408,7 @@ def _report(
     world: MockWorld,
     idle_faults: Sequence[str],
     ideal: IdealCache | None,
-    explain: bool,
+    hindsight: Hindsight | None,
 ) -> Report:
     no_effect, warnings = [*idle_faults], []
     if config.trace.hash_block_tokens is not None and not world.keyed:
@@ -425,7 +436,8 @@ def _report(
         moved_bytes=world.network.carried_bytes if world.network is not None else {},
         starts=starts_meta(world.starts.log, groups),
         ideal=ideal.blocks if ideal is not None and world.keyed else {},
-        explained=explain,
+        explained=hindsight is not None,
+        oracle=hindsight.meta if hindsight is not None else None,
         warnings=(*meta.warnings, *warnings),
     )
     return build_report(folder, meta, sla)
