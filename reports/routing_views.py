@@ -84,8 +84,9 @@ def _range(ends: tuple[float, float]) -> str:
 
 
 def routing_lines(report: Report) -> Iterator[str]:
-    """What the decisions came to; nothing for a mode that weighs nothing. Cached blocks are told of where the trace says
-    what prompts share.
+    """What the decisions came to; nothing for a mode that weighs nothing.
+
+    Cached blocks are told of where the trace says what prompts share.
     """
     routing = report.routing
     if routing is None:

@@ -23,16 +23,17 @@ from twin.mocker.requests import OpenRequest
 from twin.mocker.world import MockWorld
 
 SAMPLES: Final = 48
-"""Decisions looked at in a run, spread evenly; each costs a few steps of every worker."""
-MOST_SAMPLES: Final = 4 * SAMPLES
-"""Where the number of rows is not known beforehand."""
-USUAL_EVERY: Final = 100
+"""Decisions of a run, spread evenly, that are looked at: each costs a few steps of every worker."""
 MAX_STEPS: Final = 2000
 """Steps of one worker until the first token; a decision that needs more is left out, and counted."""
 
 
 class Hindsight:
-    """Decides as `policy` does, and looks at one in `every` decisions on prompts. `world` is set before the run."""
+    """Decides as `policy` does, and looks at one in so many decisions on prompts. `world` is set before the run.
+
+    Where the number of `rows` is not known, it begins with every decision, and with twice as many as are wanted it
+    forgets every second one and goes on at half the pace.
+    """
 
     subscribes: ClassVar[frozenset[type[Event]]] = frozenset()
 
@@ -40,9 +41,9 @@ class Hindsight:
         self.subscribes = policy.subscribes  # type: ignore[misc]  # that of the policy at hand
         self.world: MockWorld | None = None
         self._policy = policy
-        self._every = USUAL_EVERY if rows is None else max(1, -(-rows // SAMPLES))
-        self._decisions = self._left_out = 0
-        self._samples: list[OracleSample] = []
+        self._every = 1 if rows is None else max(1, -(-rows // SAMPLES))
+        self._decisions = 0
+        self._looked_at: dict[int, OracleSample | None] = {}
 
     def decide(self, event: Event, view: ClusterView) -> Sequence[Action]:
         actions = tuple(self._policy.decide(event, view))
@@ -55,30 +56,33 @@ class Hindsight:
     @property
     def meta(self) -> OracleMeta | None:
         """What was found; None when no decision was looked at."""
-        if not self._samples and not self._left_out:
+        if not self._looked_at:
             return None
-        return OracleMeta(every=self._every, samples=tuple(self._samples), left_out=self._left_out)
+        samples = tuple(sample for sample in self._looked_at.values() if sample is not None)
+        return OracleMeta(every=self._every, samples=samples, left_out=len(self._looked_at) - len(samples))
 
     def _note(self, action: Dispatch) -> None:
         at, self._decisions = self._decisions, self._decisions + 1
-        looked_at = len(self._samples) + self._left_out
-        if at % self._every != self._every // 2 or looked_at >= MOST_SAMPLES or self.world is None:
+        if at % self._every or self.world is None:
             return
+        self._looked_at[at] = self._look(self.world, action)
+        if len(self._looked_at) >= 2 * SAMPLES:
+            self._every *= 2
+            self._looked_at = {at: found for at, found in self._looked_at.items() if at % self._every == 0}
+
+    def _look(self, world: MockWorld, action: Dispatch) -> OracleSample | None:
         able = [candidate.worker_id for candidate in action.candidates if candidate.why_not is None]
-        found = _in_a_copy(self.world, action, able)
+        found = _in_a_copy(world, action, able)
         if found is None or action.worker_id not in found:
-            self._left_out += 1
-            return
+            return None
         best = min(found, key=lambda worker_id: (found[worker_id], worker_id != action.worker_id, worker_id))
-        self._samples.append(
-            OracleSample(
-                row=self.world.open[action.request_id].row.row,
-                at_s=self.world.clock.now,
-                worker_id=action.worker_id,
-                ttft_s=found[action.worker_id],
-                best_worker_id=best,
-                best_ttft_s=found[best],
-            )
+        return OracleSample(
+            row=world.open[action.request_id].row.row,
+            at_s=world.clock.now,
+            worker_id=action.worker_id,
+            ttft_s=found[action.worker_id],
+            best_worker_id=best,
+            best_ttft_s=found[best],
         )
 
 
