@@ -72,10 +72,10 @@ def share_lines(report: Report) -> Iterator[str]:
         if one.requests_share is None or one.tokens_share is None:
             continue
         several = len(report.shares) > 1
-        fairness = f"fairness {text.figures(one.requests_fairness)}, " if several else ""
+        fairness = f" (fairness {text.figures(one.requests_fairness)})" if several else ""
         yield (
-            f"{one.role + ': ' if several else ''}{_range(one.requests_share)} of requests per worker, "
-            f"{_range(one.tokens_share)} of tokens ({fairness}fairness of tokens {text.figures(one.tokens_fairness)})"
+            f"{one.role + ': ' if several else ''}of requests {_range(one.requests_share)} each{fairness}, of tokens "
+            f"{_range(one.tokens_share)} (fairness {text.figures(one.tokens_fairness)})"
         )
 
 

@@ -17,9 +17,9 @@ from twin.plugins import COMMANDS, load, names
 # Command -> where its function, or its group of commands, is.
 BUILT_IN = {
     "replay": "twin.commands.replay_typer:replay",
-    "sweep": "twin.commands.sweep:sweep",
     "compare": "twin.commands.runs:compare",
     "report": "twin.commands.runs:report",
+    "sweep": "twin.commands.sweep:sweep",
     "synth": "twin.commands.traces:synth",
     "import": "twin.commands.traces:import_",
     "traces": "twin.commands.traces:traces",
