@@ -11,12 +11,16 @@ import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from policies.errors import ConfigError
 from reports.metrics import CI_METHOD, PERCENTILE_METHOD, Distribution
 from reports.verdict import SlaResult
+
+if TYPE_CHECKING:
+    from reports.told import ExplainedFigures, OracleFigures, OracleMeta
 
 SCHEMA = "dynatwin.report/1"
 
@@ -115,27 +119,6 @@ class LatencyMeta:
     engine_version: str | None = None
     error_band: str | None = None
     notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OracleSample:
-    """One decision in hindsight: TTFT on the chosen worker and on the best one, from their true states."""
-
-    row: int
-    at_s: float
-    worker_id: int
-    ttft_s: float
-    best_worker_id: int
-    best_ttft_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OracleMeta:
-    """Decisions looked at in hindsight: one in `every`, of which `left_out` could not be told."""
-
-    every: int
-    samples: tuple[OracleSample, ...]
-    left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,60 +295,6 @@ class HitBound:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CandidateFigures:
-    """One worker as a decision saw it, with the terms of its cost in blocks."""
-
-    worker_id: int
-    cost: float
-    overlap_blocks: int
-    prefill_blocks: float
-    credit_blocks: float
-    decode_blocks: float
-    active_requests: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecisionFigures:
-    """One decision: who was chosen by which rule, who would have been next (None: nobody else could be chosen), what it
-    cost above the cheapest, and the TTFT that came of it.
-    """
-
-    row: int
-    request_id: str | None
-    at_s: float
-    mode: str
-    rule: str
-    chosen: CandidateFigures
-    runner_up: CandidateFigures | None
-    regret_blocks: float
-    overlap_lost_blocks: int
-    ttft_s: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExplainedFigures:
-    """What the terms of all decisions say, where they were recorded. `not_cheapest` decisions have a regret."""
-
-    decisions: int
-    not_cheapest: int
-    regret_blocks: Distribution
-    most_regretted: tuple[DecisionFigures, ...]
-    slowest: tuple[DecisionFigures, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OracleFigures:
-    """A sample of decisions in hindsight: `regret_s` over all of it, `worst` first those that cost most."""
-
-    every: int
-    decisions: int
-    left_out: int
-    best_chosen: int
-    regret_s: Distribution
-    worst: tuple[OracleSample, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingFigures:
     """What the router did. Figures that its mode does not count are None; `explained` and `oracle` need --explain."""
 
@@ -448,7 +377,7 @@ def _plain(value: object) -> object:
 
 def _restore(kind: type[T], plain: Mapping[str, object]) -> T:
     """A dataclass from the plain values that `_plain` made of it."""
-    hints = typing.get_type_hints(kind, include_extras=False)
+    hints = typing.get_type_hints(kind, localns=vars(import_module("reports.told")))
     return kind(**{item.name: _value(hints[item.name], plain[item.name]) for item in fields(kind)})  # type: ignore[arg-type]
 
 

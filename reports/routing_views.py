@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from reports import text
 from reports.ends import COUNTED_AS
-from reports.report import (
-    CandidateFigures,
-    DecisionFigures,
-    EndFigures,
-    ExplainedFigures,
-    OracleFigures,
-    OracleSample,
-    Report,
-)
+
+if TYPE_CHECKING:
+    from reports.report import EndFigures, Report
+    from reports.told import CandidateFigures, DecisionFigures, ExplainedFigures, OracleFigures, OracleSample
 
 ENDS_SHOWN: Final = 5
 

@@ -17,7 +17,7 @@ from policies.cluster.controller import Policy
 from policies.cluster.events import Event, RequestArrived
 from policies.cluster.ids import Leg, WorkerId
 from policies.cluster.state import ClusterView
-from reports.report import OracleMeta, OracleSample
+from reports.told import OracleMeta, OracleSample
 from twin.engine.sequence import Phase
 from twin.mocker.requests import OpenRequest
 from twin.mocker.world import MockWorld

@@ -13,11 +13,12 @@ from builders_reports import SERIAL, meta_of, request_row
 
 from reports import metrics
 from reports.build import build_report
+from reports.explained import MOST_TOLD
 from reports.html import write_html
 from reports.record import RunWriter, finish_run
-from reports.report import OracleMeta, OracleSample, Report, RunMeta
-from reports.routing import MOST_TOLD
+from reports.report import Report, RunMeta
 from reports.tables import report_text
+from reports.told import OracleMeta, OracleSample
 
 TWO = replace(SERIAL, workers=2)
 
