@@ -60,7 +60,7 @@ def _block_size(meta: RunMeta) -> int | None:
 
 def routing_figures(record: RunRecord, meta: RunMeta) -> RoutingFigures | None:
     """None where the router told nothing."""
-    counters = _of_prompts(meta.routing)
+    counters = prompt_counters(meta.routing)
     if "decisions" not in counters:
         return None
     explained = oracle = None
@@ -82,7 +82,7 @@ def routing_figures(record: RunRecord, meta: RunMeta) -> RoutingFigures | None:
     )
 
 
-def _of_prompts(counters: Mapping[str, int]) -> Mapping[str, int]:
+def prompt_counters(counters: Mapping[str, int]) -> Mapping[str, int]:
     """The counters of whoever places prompts: with legs, of the prefill leg."""
     of_leg = {name.removeprefix("prefill_"): n for name, n in counters.items() if name.startswith("prefill_")}
     return of_leg if "decisions" in of_leg else counters

@@ -10,6 +10,7 @@ from dataclasses import asdict
 
 from policies.cluster.controller import Policy
 from reports.report import GroupMeta, LatencyMeta, PowerMeta, RunMeta, StartMeta, TraceMeta, WorkerMeta
+from reports.routing import prompt_counters
 from traces.load import Trace
 from twin.cluster import PEER, Group, power_of, startup_of
 from twin.config import Config, WorkerGroup
@@ -238,7 +239,7 @@ def _warnings(config: Config, trace: Trace, policy: Policy, *, hash_known: bool)
     if refused:
         warnings.append(f"requests whose adapter no worker served then: {refused:,}, rejected (unknown_lora)")
     if config.router.mode == "kv" and hash_known and counts:
-        warnings.extend(_kv_health(counts))
+        warnings.extend(_kv_health(prompt_counters(counts)))
     return tuple(warnings)
 
 
