@@ -172,8 +172,14 @@ def difference(chosen: CandidateFigures, other: CandidateFigures) -> str:
         ("open", chosen.active_requests - other.active_requests),
         ("cached", chosen.overlap_blocks - other.overlap_blocks),
     )
-    told = [f"{what} {'+' if value > 0 else ''}{text.figures(value, 4)}" for what, value in pairs if value]
+    told = [f"{what} {_signed(value)}" for what, value in pairs if value]
     return ", ".join(told) or "none: all terms are equal"
+
+
+def _signed(value: float) -> str:
+    if isinstance(value, int):
+        return f"{value:+,}"
+    return f"{'+' if value > 0 else ''}{text.figures(value, 4)}"
 
 
 ORACLE_COLUMNS: Final = ("request", "decided at", "chosen", "TTFT there", "best", "TTFT there", "oracle regret")
