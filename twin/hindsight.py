@@ -20,6 +20,7 @@ from policies.cluster.state import ClusterView
 from reports.told import OracleMeta, OracleSample
 from twin.engine.sequence import Phase
 from twin.mocker.requests import OpenRequest
+from twin.mocker.wires import FRONTEND
 from twin.mocker.world import MockWorld
 
 SAMPLES: Final = 48
@@ -119,10 +120,10 @@ def ttfts(world: MockWorld, action: Dispatch, able: Sequence[WorkerId]) -> dict[
 
 def _ttft(world: MockWorld, request: OpenRequest, worker_id: WorkerId, leg: Leg) -> float | None:
     """From arrival to the first token (or, on a prefill worker, to the end of the prompt) on this worker alone; None
-    where it refuses, is stuck, waits for a lower tier, or takes too many steps.
+    where it refuses, is stuck or cut off, waits for a lower tier, or takes too many steps.
     """
     worker = world.workers[worker_id]
-    if worker.down or worker.hung:
+    if worker.down or worker.hung or world.wires.cut(FRONTEND, worker_id):
         return None
     seq = world.sequence_for(request, leg, worker)
     if worker.submit(seq) is not None:

@@ -72,6 +72,14 @@ class Replayed:
     missed: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Onlookers:
+    """Who watches a run for its report, and changes nothing in it; None where there is nothing for them to see."""
+
+    ideal: IdealCache | None
+    hindsight: Hindsight | None
+
+
 def replay(
     config: Config,
     *,
@@ -154,13 +162,13 @@ def _replay(
             world = _world(config, trace, groups, topology, controller, writer, progress, drill)
             if hindsight is not None:
                 hindsight.world = world
-            ideal = _ideal(trace, world)
+            onlookers = _Onlookers(ideal=_ideal(trace, world), hindsight=hindsight)
             complete = _simulate(world, config, writer, sink)
         report = None
         try:
             with held_back():
                 idle = drill.without_effect() if drill is not None else []
-                report = _report(config, folder, trace, groups, policy, sla, world, idle, ideal, hindsight)
+                report = _report(config, folder, trace, groups, policy, sla, world, idle, onlookers)
             _pages(folder, report, html=html, perfetto=perfetto, complete=complete)
         except KeyboardInterrupt:
             complete = False
@@ -407,9 +415,9 @@ def _report(
     sla: Sla | None,
     world: MockWorld,
     idle_faults: Sequence[str],
-    ideal: IdealCache | None,
-    hindsight: Hindsight | None,
+    onlookers: _Onlookers,
 ) -> Report:
+    ideal, hindsight = onlookers.ideal, onlookers.hindsight
     no_effect, warnings = [*idle_faults], []
     if config.trace.hash_block_tokens is not None and not world.keyed:
         no_effect.append("trace.hash_block_tokens has no effect: the trace has no hash ids")
