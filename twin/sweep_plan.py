@@ -20,7 +20,7 @@ from policies.errors import ConfigError, TwinError
 from traces.errors import TraceError
 from twin.config import Config
 from twin.config_file import PATHS
-from twin.config_read import FLAGS, Varied, load
+from twin.config_read import FLAGS, TABLES, Varied, load
 from twin.config_text import to_plain
 
 MAX_RUNS = 20_000
@@ -214,12 +214,21 @@ def _check_keys(keys: Sequence[str], flags: Mapping[str, object], sets: Sequence
     given = {key: flag for flag, key in FLAGS.items() if flags.get(flag) is not None}
     given |= {text.partition("=")[0].strip(): f"--set {text}" for text in sets}
     for key in keys:
-        if key in given:
-            raise ConfigError(f"{key} is varied, and {given[key]} is given as well; leave one of them out")
+        flag = given.get(key) or given.get(_of_any_group(key))
+        if flag is not None:
+            raise ConfigError(f"{key} is varied, and {flag} is given as well; leave one of them out")
     if not 1 <= seeds <= MAX_SEEDS:
         raise ConfigError(f"--seeds {seeds}: must be from 1 to {MAX_SEEDS}")
     if seeds > 1 and "seed" in keys:
         raise ConfigError("--seeds and a varied seed both say which seeds to run; leave one of them out")
+
+
+def _of_any_group(key: str) -> str:
+    """The key without the name of a group of workers: a flag means the only group."""
+    head, _, rest = key.partition(".")
+    name, _, inner = rest.partition(".")
+    is_named = head == "workers" and inner and f"workers.{name}" not in TABLES
+    return f"workers.{inner}" if is_named else key
 
 
 def _points(grid: Sequence[Vary], listed: Listed) -> Iterator[tuple[Varied, ...]]:

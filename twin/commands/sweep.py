@@ -46,7 +46,7 @@ def run(values: Values) -> int:
     from twin.sweep_plan import NO_LIST, parse_vary, plan_sweep, read_list
 
     shown = chosen_figures(values.get("metric", ()))
-    jobs = _whole(values, "jobs", os.cpu_count() or 1)
+    jobs = _whole(values, "jobs", _cores())
     plan = plan_sweep(
         file=_path(values, "config"),
         flags={option.flag: values.get(option.name) for option in OPTIONS if option.flag in FLAGS},
@@ -89,6 +89,13 @@ def _whole(values: Values, name: str, usual: int) -> int:
     if not str(given).isascii() or not str(given).isdigit() or int(given) < 1:
         raise ConfigError(f"--{name} {given}: must be a whole number, 1 or more")
     return int(given)
+
+
+def _cores() -> int:
+    """The cores that this process may use, where the system tells, else those that there are."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _tell(done: Swept, *, json: bool) -> int:

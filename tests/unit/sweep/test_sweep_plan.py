@@ -145,6 +145,9 @@ def test_a_wrong_key_or_value_is_refused_whatever_else_is_varied(
 def test_what_is_varied_is_not_given_as_well(trace: Path) -> None:
     with pytest.raises(ConfigError, match=r"workers\.count is varied, and --workers is given as well"):
         planned(trace, "workers.count=1,2", workers="3")
+    with pytest.raises(ConfigError, match=r"workers\.pool\.count is varied, and --workers is given as well"):
+        planned(trace, "workers.pool.count=1,2", workers="3")
+    assert len(planned(trace, "workers.latency.model=roofline", model="llama-3.1-70b").points) == 1
     with pytest.raises(ConfigError, match=r"router\.mode is varied, and --set router.mode=kv is given"):
         planned(trace, "router.mode=kv,random", sets=("router.mode=kv",))
     with pytest.raises(ConfigError, match="both say which seeds"):
