@@ -6,8 +6,7 @@ batches. It decides nothing about definitions.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy as np
 from policies.errors import ConfigError
 from reports import metrics
 from reports.columns import I64, Columns
+from reports.ends import end_figures
 from reports.files import whole_file
 from reports.gaps import GAP_COLUMNS
 from reports.groups import gpu_seconds, group_figures, span_of
@@ -23,6 +23,7 @@ from reports.record import REPORT_JSON, STATUSES, RunRecord
 from reports.report import (
     Counts,
     Demand,
+    EndFigures,
     GroupMeta,
     Latencies,
     LatencyMeta,
@@ -33,6 +34,7 @@ from reports.report import (
     TraceMeta,
     WorkerMeta,
 )
+from reports.routing import hit_bound, routing_figures, share_figures
 from reports.sla import Sla
 from reports.verdict import Outcomes, good_requests, judge
 from reports.workers import StepTotals, worker_figures
@@ -64,7 +66,8 @@ def build_report(folder: Path, meta: RunMeta, sla: Sla | None = None) -> Report:
 
 def _report(record: RunRecord, meta: RunMeta, sla: Sla | None) -> Report:
     requests = record.requests
-    outcomes = outcomes_of(requests)
+    outcomes, status = outcomes_of(requests), _status(requests)
+    ends = end_figures(requests, status)
     steps = StepTotals(record)
     makespan = metrics.makespan_s(requests.floats("arrival_s"), requests.floats("last_token_s"), steps.last_s)
     itl = metrics.itl_s(lambda: record.steps.batches(GAP_COLUMNS))
@@ -76,12 +79,16 @@ def _report(record: RunRecord, meta: RunMeta, sla: Sla | None) -> Report:
     return Report(
         meta=meta,
         demand=_demand(requests),
-        counts=_counts(requests),
+        counts=_counts(status, ends),
         makespan_s=makespan,
         throughput=_throughput(int(completed.sum()), int(output[completed].sum()), makespan, gpu_s),
         latency=_latencies(requests, outcomes, itl),
         tokens_per_s_per_user=distribution(metrics.tokens_per_s_per_user(outcomes.tpot_s[completed])),
         hit_rate=_hit_rate(requests, meta),
+        hit_bound=hit_bound(requests, meta),
+        routing=routing_figures(record, meta),
+        ends=ends,
+        shares=share_figures(workers),
         preemptions=sum(worker.preemptions for worker in workers),
         readmissions=int(requests.ints("readmissions", null=0).sum()),
         migrations=int(requests.ints("migrations", null=0).sum()),
@@ -129,27 +136,12 @@ def _demand(requests: Columns) -> Demand:
     )
 
 
-def _counts(requests: Columns) -> Counts:
-    by_status = np.bincount(_status(requests), minlength=len(STATUSES))
-    return Counts(
-        **{status: int(count) for status, count in zip(STATUSES, by_status, strict=True)},
-        reasons=_reasons(requests),
-    )
-
-
-def _reasons(requests: Columns) -> dict[str, int]:
-    """Requests by the reason of their end. Reasons that differ only in their numbers count under the first of them,
-    so that ten thousand rejections do not make ten thousand lines.
-    """
-    codes, labels = requests.codes("reason")
-    kinds: dict[str, list[tuple[str, int]]] = {}
-    for label, count in zip(labels, np.bincount(codes, minlength=len(labels)), strict=True):
-        if label is not None:
-            kinds.setdefault(re.sub(r"\d+", "#", label), []).append((label, int(count)))
-    return {
-        same[0][0] + (" (and like it)" if len(same) > 1 else ""): sum(count for _, count in same)
-        for same in kinds.values()
-    }
+def _counts(status: I64, ends: Sequence[EndFigures]) -> Counts:
+    by_status = np.bincount(status, minlength=len(STATUSES))
+    reasons: dict[str, int] = {}
+    for end in ends:
+        reasons[end.reason] = reasons.get(end.reason, 0) + end.requests
+    return Counts(**{name: int(count) for name, count in zip(STATUSES, by_status, strict=True)}, reasons=reasons)
 
 
 def _throughput(completed: int, tokens: int, makespan: float | None, gpu_s: float | None) -> Throughput:

@@ -17,6 +17,14 @@ from reports.metrics import DEFINITIONS, Distribution, definition
 from reports.plots import run_charts
 from reports.record import REPORT_HTML, RunRecord
 from reports.report import Json, Report, flat_config
+from reports.routing_views import (
+    END_COLUMNS,
+    cache_line,
+    decision_tables,
+    end_rows,
+    routing_lines,
+    share_lines,
+)
 from reports.slowest import slowest_tables
 from reports.svg import Chart, draw, pointer_json
 from reports.tables import (
@@ -115,6 +123,8 @@ def _page(record: RunRecord, report: Report, complete: bool) -> dict[str, object
         "charts": page_charts(run_charts(record, report)),
         "groups": _groups(report),
         "workers": _workers(report),
+        "routing": _routing(report),
+        "ends": {"columns": END_COLUMNS, "rows": end_rows(report)},
         "slowest": slowest_tables(record.requests, report),
         "caveats": list(_caveats(report, complete)),
         "definitions": [(name, definition(name)) for name in DEFINITIONS],
@@ -163,9 +173,15 @@ def tiles(report: Report) -> list[Tile]:
         Tile("output tokens/s per GPU", text.figures(rates.output_tokens_per_s_per_gpu)),
         Tile("tokens/s per user, mean", text.figures(report.tokens_per_s_per_user.mean)),
         Tile("prefix hit rate", text.share(report.hit_rate)),
+        *_bound_tile(report),
         Tile("KV pool peak", text.share(report.kv_peak_share)),
         Tile("preemptions", text.count(report.preemptions)),
     ]
+
+
+def _bound_tile(report: Report) -> list[Tile]:
+    bound = report.hit_bound
+    return [] if bound is None else [Tile("upper bound of it", text.share(bound.upper_bound))]
 
 
 def _sla(sla: SlaResult) -> dict[str, object]:
@@ -202,6 +218,13 @@ def _latency_row(name: str, unit: str, sample: Distribution) -> list[str]:
     values = [sample.mean, interval_half(sample), sample.p50, sample.p90, sample.p95, sample.p99]
     values += [sample.min, sample.max, sample.std]
     return [f"{name}, {unit}", *(text.in_unit(value, unit) for value in values), text.count(sample.count)]
+
+
+def _routing(report: Report) -> dict[str, object]:
+    """What the router did: lines, and tables of single decisions."""
+    lines = [cache_line(report), *share_lines(report), *routing_lines(report)]
+    hint = report.routing is not None and report.routing.effectiveness is not None and not report.meta.explained
+    return {"lines": lines, "tables": list(decision_tables(report)), "hint": hint}
 
 
 def _groups(report: Report) -> dict[str, object]:
@@ -267,8 +290,6 @@ def _caveats(report: Report, complete: bool) -> Iterator[Toned]:
         yield Toned("The trace was drawn from fitted figures; nobody sent these requests.", "note")
     for reason, n in sorted(meta.trace.skipped.items()):
         yield Toned(f"{text.counted(n, 'row')} of the trace left out: {reason}", "note")
-    for reason, n in sorted(report.counts.reasons.items(), key=lambda item: (-item[1], item[0]))[:10]:
-        yield Toned(f"{text.counted(n, 'request')} ended without completing: {reason}", "note")
     for warning in meta.warnings:
         yield Toned(warning, "note")
     for option in meta.no_effect:

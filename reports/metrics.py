@@ -209,15 +209,72 @@ def hit_rate(cached_tokens: F64 | float, prompt_tokens: F64 | float) -> float | 
     return float(np.nansum(cached_tokens)) / asked if asked else None
 
 
+def upper_bound_hit_rate(ideal_blocks: float, prompt_blocks: float) -> float | None:
+    """Highest hit rate that any router could reach = prompt blocks that one endless cache for the whole cluster would
+    have held / full prompt blocks, of all requests in order of arrival; a prompt's last token is always computed.
+
+    So of each prompt at most (isl - 1) // block_size blocks count as held (the n-1 rule). It is weighted by blocks, and
+    every request counts, whatever became of it. None where there are no full blocks. Others call it SOL, the speed of
+    light.
+    """
+    return ideal_blocks / prompt_blocks if prompt_blocks else None
+
+
+def block_hit_rate(cached_tokens: F64, prompt_tokens: F64, block_size: int) -> float | None:
+    """Hit rate in blocks = full blocks of the prompt found cached / full prompt blocks, summed over admitted requests:
+    what the run reached of the upper bound.
+    """
+    asked = float(np.sum(prompt_tokens // block_size))
+    return float(np.nansum(cached_tokens // block_size)) / asked if asked else None
+
+
 def kv_peak_share(peak_blocks: int, total_blocks: int | None) -> float | None:
     """Peak share of the KV pool in use by running requests = max active blocks / blocks of the pool."""
     return peak_blocks / total_blocks if total_blocks else None
 
 
 def jain_fairness(loads: F64) -> float | None:
-    """Jain's index of the requests per worker = (sum x)^2 / (n * sum x^2): 1 for equal shares, 1/n for one worker."""
+    """Jain's index of the requests (or tokens) per worker = (sum x)^2 / (n * sum x^2): 1 for equal shares, 1/n for one
+    worker that has all.
+    """
     squares = float((loads**2).sum())
     return float(loads.sum()) ** 2 / (len(loads) * squares) if squares else None
+
+
+def share_range(loads: F64) -> tuple[float, float] | None:
+    """Smallest and largest share of a worker = its requests (or its prompt and output tokens) / those of all workers of
+    its role; 1/n each is even. None where nobody had anything.
+    """
+    total = float(loads.sum())
+    return (float(loads.min()) / total, float(loads.max()) / total) if total else None
+
+
+def routing_effectiveness(differing: int, decisions: int) -> float | None:
+    """Share of routing decisions in which the eligible workers differed in cached blocks of the prompt: elsewhere a
+    router that looks at caches could only balance load. None without decisions.
+    """
+    return differing / decisions if decisions else None
+
+
+def overlap_lost(chosen_blocks: int, eligible_blocks: Sequence[int]) -> int:
+    """Overlap lost of a decision = most cached blocks on an eligible worker - cached blocks on the chosen one (0 or
+    more), as the router saw them. Decisions that lost any are non-max-overlap selections.
+    """
+    return max(max(eligible_blocks, default=0) - chosen_blocks, 0)
+
+
+def cost_regret(chosen_cost: float, eligible_costs: Sequence[float]) -> float:
+    """Cost regret of a decision, in blocks = cost of the chosen worker - lowest cost of an eligible one, as the router
+    saw them; above 0 only where a temperature, a pin or an affinity decided.
+    """
+    return chosen_cost - min(eligible_costs, default=chosen_cost)
+
+
+def oracle_regret_s(chosen_ttft_s: float, ttfts_s: Sequence[float]) -> float:
+    """Oracle regret of a decision = TTFT on the chosen worker - shortest TTFT on an eligible one, each from the true
+    state of the worker at that moment, run on without what arrives later. In simulations only, for a sample.
+    """
+    return chosen_ttft_s - min(ttfts_s, default=chosen_ttft_s)
 
 
 def slo_attainment(good: int, counted: int) -> float | None:
@@ -250,8 +307,15 @@ DEFINITIONS: dict[str, Callable[..., object]] = {
     "requests/s, output tokens/s": per_second,
     "busy share": busy_share,
     "hit rate": hit_rate,
+    "hit rate in blocks": block_hit_rate,
+    "upper bound of the hit rate": upper_bound_hit_rate,
     "KV peak": kv_peak_share,
     "fairness": jain_fairness,
+    "smallest and largest share": share_range,
+    "routing effectiveness": routing_effectiveness,
+    "overlap lost": overlap_lost,
+    "cost regret": cost_regret,
+    "oracle regret": oracle_regret_s,
     "95 % interval": mean_ci95,
     "attainment": slo_attainment,
     "goodput": goodput_rps,

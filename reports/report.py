@@ -11,12 +11,16 @@ import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from policies.errors import ConfigError
 from reports.metrics import CI_METHOD, PERCENTILE_METHOD, Distribution
 from reports.verdict import SlaResult
+
+if TYPE_CHECKING:
+    from reports.told import ExplainedFigures, OracleFigures, OracleMeta
 
 SCHEMA = "dynatwin.report/1"
 
@@ -123,8 +127,11 @@ class RunMeta:
 
     `tiers` counts full prompt blocks at first admissions: looked up, found on the device, found in the host tier, and
     blocks loaded from there. `moved_bytes` is what crossed simulated links: "kv" handed over, "weights" of starts, KV
-    from the "host" tier. `hash_known`: some row of the trace has hash ids, so a hit rate means something. `config` is
-    the complete configuration as nested plain values, `origins` where each of its dotted keys came from.
+    from the "host" tier. `routing` has the router's own counters, `ideal` the full blocks of all prompts that arrived
+    ("prompt_blocks") and those that an endless cache would have held ("hit_blocks"). `explained`: the terms of each
+    decision are in decisions.parquet; `oracle` is what a sample of them comes to in hindsight. `hash_known`: some row
+    of the trace has hash ids, so a hit rate means something. `config` is the complete configuration as nested plain
+    values, `origins` where each of its dotted keys came from.
     """
 
     trace: TraceMeta
@@ -139,6 +146,10 @@ class RunMeta:
     groups: tuple[GroupMeta, ...] = ()
     tiers: Mapping[str, int] = field(default_factory=dict)
     moved_bytes: Mapping[str, int] = field(default_factory=dict)
+    routing: Mapping[str, int] = field(default_factory=dict)
+    ideal: Mapping[str, int] = field(default_factory=dict)
+    explained: bool = False
+    oracle: OracleMeta | None = None
     starts: tuple[StartMeta, ...] = ()
     not_modelled: tuple[str, ...] = ()
     no_effect: tuple[str, ...] = ()
@@ -244,6 +255,59 @@ class GroupFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EndFigures:
+    """Requests that ended without completing, for one reason: how many of all, how long their prompts are on average,
+    and from when to when they arrived. `code` is the word by which the reason is counted (None: it has none).
+    """
+
+    status: str
+    code: str | None
+    reason: str
+    requests: int
+    share: float
+    prompt_tokens_mean: float | None
+    first_s: float | None
+    last_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareFigures:
+    """How evenly the workers of one role were used, by requests and by prompt and output tokens: Jain's index, and the
+    smallest and the largest share of a worker.
+    """
+
+    role: str
+    workers: int
+    requests_fairness: float | None
+    requests_share: tuple[float, float] | None
+    tokens_fairness: float | None
+    tokens_share: tuple[float, float] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HitBound:
+    """The hit rate in blocks that was reached, beside the highest that any router could have reached."""
+
+    reached: float | None
+    upper_bound: float | None
+    prompt_blocks: int
+    ideal_blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingFigures:
+    """What the router did. Figures that its mode does not count are None; `explained` and `oracle` need --explain."""
+
+    decisions: int
+    effectiveness: float | None
+    non_max_overlap: int | None
+    overlap_lost_blocks: int | None
+    overlap_lost_tokens: int | None
+    explained: ExplainedFigures | None
+    oracle: OracleFigures | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """The whole report of a run."""
 
@@ -255,6 +319,10 @@ class Report:
     latency: Latencies
     tokens_per_s_per_user: Distribution
     hit_rate: float | None
+    hit_bound: HitBound | None
+    routing: RoutingFigures | None
+    ends: tuple[EndFigures, ...]
+    shares: tuple[ShareFigures, ...]
     preemptions: int
     readmissions: int
     migrations: int
@@ -309,7 +377,7 @@ def _plain(value: object) -> object:
 
 def _restore(kind: type[T], plain: Mapping[str, object]) -> T:
     """A dataclass from the plain values that `_plain` made of it."""
-    hints = typing.get_type_hints(kind, include_extras=False)
+    hints = typing.get_type_hints(kind, localns=vars(import_module("reports.told")))
     return kind(**{item.name: _value(hints[item.name], plain[item.name]) for item in fields(kind)})  # type: ignore[arg-type]
 
 

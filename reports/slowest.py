@@ -66,7 +66,7 @@ def slowest_tables(requests: Columns, report: Report) -> list[RankedTable]:
     return [table for table in tables if table.rows]
 
 
-def _longest(values: F64, count: int) -> list[int]:
+def longest(values: F64, count: int) -> list[int]:
     """Places of the largest defined values, largest first, ties by row."""
     known = np.flatnonzero(~np.isnan(values))
     if len(known) > count:  # all that can be among the first, ties included
@@ -87,7 +87,7 @@ def _by_ttft(columns: _Requests) -> RankedTable:
             columns.worker(place),
             _why_late(columns, place),
         ]
-        for place in _longest(columns.column("ttft_s"), SLOWEST_TTFT)
+        for place in longest(columns.column("ttft_s"), SLOWEST_TTFT)
     ]
     names = ["request", "TTFT", "E2E", "arrived at", "prompt tokens", "cached", "output tokens", "worker", "why"]
     return RankedTable(f"The {len(rows)} requests that waited longest for their first token", names, rows)
@@ -130,7 +130,7 @@ def _by_tpot(columns: _Requests) -> RankedTable:
             columns.worker(place),
             "; ".join(_disturbed(columns, place)),
         ]
-        for place in _longest(columns.column("tpot_s"), SLOWEST_TPOT)
+        for place in longest(columns.column("tpot_s"), SLOWEST_TPOT)
     ]
     names = ["request", "TPOT", "E2E", "arrived at", "prompt tokens", "output tokens", "worker", "why"]
     return RankedTable(f"The {len(rows)} requests with the longest time per output token", names, rows)

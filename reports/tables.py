@@ -13,6 +13,7 @@ from reports import text
 from reports.metrics import Distribution
 from reports.record import RunState
 from reports.report import GroupFigures, LatencyMeta, Report, StartMeta
+from reports.routing_views import ENDS_SHOWN, cache_line, end_line, routing_lines, share_lines
 from reports.verdict import LimitResult
 
 if TYPE_CHECKING:
@@ -176,8 +177,8 @@ def counts_line(report: Report) -> str:
 def _what_came_out(report: Report) -> Iterator[Fact]:
     rates, gpus = report.throughput, report.meta.gpus
     yield "requests", counts_line(report), ""
-    for reason, n in sorted(report.counts.reasons.items(), key=lambda item: (-item[1], item[0]))[:5]:
-        yield "", f"{text.count(n)} x {reason}", "dim"
+    for end in report.ends[:ENDS_SHOWN]:
+        yield "", end_line(end), "dim"
     yield (
         "requests/s",
         f"{text.figures(rates.requests_per_s)}, {text.figures(rates.requests_per_s_per_gpu)} per GPU",
@@ -191,11 +192,15 @@ def _what_came_out(report: Report) -> Iterator[Fact]:
         "",
     )
     yield "duration", f"{text.time(report.makespan_s)} of virtual time, first arrival to last event", ""
-    yield "cache", f"hit rate {text.share(report.hit_rate)}", ""
+    yield "cache", cache_line(report), ""
     yield "KV pool", f"peak {text.share(report.kv_peak_share)}; {text.counted(report.preemptions, 'preemption')}", ""
     shares = [worker.busy_share for worker in report.workers if worker.busy_share is not None]
     spread = f" ({text.share(min(shares))} to {text.share(max(shares))})" if len(shares) > 1 else ""
     yield "workers", f"busy {text.share(report.busy_share)}{spread}; fairness {text.figures(report.fairness)}", ""
+    for line in share_lines(report):
+        yield "", line, "dim"
+    for at, line in enumerate(routing_lines(report)):
+        yield "" if at else "routing", line, ""
     scenario = report.meta.config.get("faults")
     path = scenario.get("path") if isinstance(scenario, Mapping) else None
     if path or report.migrations:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from policies.errors import ConfigError
 from twin.config import (
@@ -84,10 +84,24 @@ TABLES: Mapping[str, type] = {
 }
 
 
-def load(file: Path | None = None, flags: Mapping[str, object] | None = None, sets: Iterable[str] = ()) -> Config:
+class Varied(NamedTuple):
+    """A value of one point of a sweep: its dotted key, its text, and who gave it (`--vary`, or a place in a list)."""
+
+    key: str
+    value: str
+    origin: str
+
+
+def load(
+    file: Path | None = None,
+    flags: Mapping[str, object] | None = None,
+    sets: Iterable[str] = (),
+    varied: Iterable[Varied] = (),
+) -> Config:
     """The configuration of a run.
 
-    `flags` are values by flag (a name in FLAGS), None where not given; `sets` are texts like `router.mode=kv`.
+    `flags` are values by flag (a name in FLAGS), None where not given; `sets` are texts like `router.mode=kv`;
+    `varied`, which wins over all, makes it that of one point of a sweep.
     Raises ConfigError, or CapabilityError for what a later version will have.
     """
     given, groups = read_file(file) if file is not None else ({}, [None])
@@ -100,6 +114,8 @@ def load(file: Path | None = None, flags: Mapping[str, object] | None = None, se
         if not equals:
             raise ConfigError(f"--set {text}: no '='; write it like --set router.mode=kv")
         given[_key(name.strip(), groups, links, f"--set {text}")] = Given(value.strip(), "--set", True)
+    for key, value, origin in varied:
+        given[_key(key, groups, links, f"{origin} {key}")] = Given(value, origin, True)
     return _Builder(given, len(groups), len(links)).config()
 
 

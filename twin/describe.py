@@ -10,6 +10,7 @@ from dataclasses import asdict
 
 from policies.cluster.controller import Policy
 from reports.report import GroupMeta, LatencyMeta, PowerMeta, RunMeta, StartMeta, TraceMeta, WorkerMeta
+from reports.routing import prompt_counters
 from traces.load import Trace
 from twin.cluster import PEER, Group, power_of, startup_of
 from twin.config import Config, WorkerGroup
@@ -69,6 +70,7 @@ def describe_run(
         gpus=sum(worker.gpus for worker in workers),
         hash_known=hash_known,
         seed=config.seed,
+        routing=_counters(policy),
         not_modelled=(*NOT_MODELLED, *(ADAPTERS_NOT_MODELLED if any(_has_adapters(g) for g in groups) else ())),
         no_effect=(*config.no_effect, *no_effect),
         warnings=_warnings(config, trace, policy, hash_known=hash_known),
@@ -79,6 +81,12 @@ def describe_run(
 
 def _has_adapters(group: Group) -> bool:
     return bool(group.config.loras) or group.settings.max_loras is not None
+
+
+def _counters(policy: Policy) -> dict[str, int]:
+    """What the router counted; a plug-in need not count anything."""
+    counters = getattr(policy, "counters", None)
+    return dict(counters()) if counters is not None else {}
 
 
 def _group_meta(group: Group) -> GroupMeta:
@@ -226,13 +234,12 @@ def _warnings(config: Config, trace: Trace, policy: Policy, *, hash_known: bool)
             f"groups serve different models ({', '.join(models)}), and no trace names a model: "
             "every request may go to every group"
         )
-    counters = getattr(policy, "counters", None)
-    counts: Mapping[str, int] = counters() if counters is not None else {}
+    counts = _counters(policy)
     refused = sum(count for name, count in counts.items() if name.endswith("rejected_unknown_lora"))
     if refused:
         warnings.append(f"requests whose adapter no worker served then: {refused:,}, rejected (unknown_lora)")
     if config.router.mode == "kv" and hash_known and counts:
-        warnings.extend(_kv_health(counts))
+        warnings.extend(_kv_health(prompt_counters(counts)))
     return tuple(warnings)
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from policies.cluster.controller import Controller, Policy
-from policies.cluster.ids import WorkerId
+from policies.cluster.ids import RequestId, WorkerId
 from policies.cluster.journal import Header, Journal
 from policies.cluster.plain import JsonValue
 from policies.errors import ConfigError
@@ -45,6 +45,8 @@ from twin.mocker.world import MockWorld, Observation
 
 if TYPE_CHECKING:
     from twin.drill import Drill
+    from twin.hindsight import Hindsight
+    from twin.ideal import IdealCache
     from twin.mocker.handoff import HandoffPlan
     from twin.mocker.links import Network
     from twin.topology import Topology
@@ -68,6 +70,14 @@ class Replayed:
     report: Report
     complete: bool
     missed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Onlookers:
+    """Who watches a run for its report, and changes nothing in it; None where there is nothing for them to see."""
+
+    ideal: IdealCache | None
+    hindsight: Hindsight | None
 
 
 def replay(
@@ -146,14 +156,19 @@ def _replay(
     writer = RunWriter(folder, others=OTHER_FILES)
     try:
         with _journal_sink(writer, config, trace, policy, wanted=journal) as sink:
-            controller = Controller([policy], sink) if drill is None else drill.controller(policy, sink)
+            hindsight = _hindsight(policy, config, trace) if explain else None
+            decides = hindsight or policy
+            controller = Controller([decides], sink) if drill is None else drill.controller(decides, sink)
             world = _world(config, trace, groups, topology, controller, writer, progress, drill)
+            if hindsight is not None:
+                hindsight.world = world
+            onlookers = _Onlookers(ideal=_ideal(trace, world), hindsight=hindsight)
             complete = _simulate(world, config, writer, sink)
         report = None
         try:
             with held_back():
                 idle = drill.without_effect() if drill is not None else []
-                report = _report(config, folder, trace, groups, policy, sla, world, idle)
+                report = _report(config, folder, trace, groups, policy, sla, world, idle, onlookers)
             _pages(folder, report, html=html, perfetto=perfetto, complete=complete)
         except KeyboardInterrupt:
             complete = False
@@ -352,6 +367,29 @@ def _world(
     return world
 
 
+def _hindsight(policy: Policy, config: Config, trace: Trace) -> Hindsight:
+    from twin.hindsight import Hindsight
+
+    return Hindsight(policy, _asked_requests(config.trace, trace))
+
+
+def _ideal(trace: Trace, world: MockWorld) -> IdealCache | None:
+    """Count what an endless cache would hold of each prompt that arrives, where the trace says what is in them."""
+    key_tokens = trace.info.hash_block_tokens
+    if key_tokens is None:
+        return None
+    from twin.ideal import IdealCache
+
+    ideal = IdealCache(key_tokens, world.tree.block_size)
+
+    def arrived(_: int, request_id: RequestId) -> None:
+        row = world.open[request_id].row
+        ideal.add(row.keys, row.isl)
+
+    world.churn.on_arrival.append(arrived)
+    return ideal
+
+
 def _handoff(config: Config, groups: tuple[Group, ...], links: tuple[Topology, Network] | None) -> HandoffPlan | None:
     if not config.is_disaggregated:
         return None
@@ -377,7 +415,9 @@ def _report(
     sla: Sla | None,
     world: MockWorld,
     idle_faults: Sequence[str],
+    onlookers: _Onlookers,
 ) -> Report:
+    ideal, hindsight = onlookers.ideal, onlookers.hindsight
     no_effect, warnings = [*idle_faults], []
     if config.trace.hash_block_tokens is not None and not world.keyed:
         no_effect.append("trace.hash_block_tokens has no effect: the trace has no hash ids")
@@ -392,6 +432,8 @@ def _report(
             f"answers cut short where the context was full (engine.max_model_len): {world.cut_short:,}; "
             "they made fewer tokens than their trace rows say"
         )
+    if ideal is not None and ideal.full:
+        warnings.append("the upper bound of the hit rate is not told: more distinct hash ids than are kept")
     meta = describe_run(config, groups, trace, policy, hash_known=world.keyed, no_effect=tuple(no_effect))
     gone_s = world.gone_s
     workers = tuple(replace(worker, held_until_s=gone_s.get(WorkerId(worker.worker_id))) for worker in meta.workers)
@@ -401,6 +443,9 @@ def _report(
         tiers=world.tiers,
         moved_bytes=world.network.carried_bytes if world.network is not None else {},
         starts=starts_meta(world.starts.log, groups),
+        ideal=ideal.blocks if ideal is not None and world.keyed else {},
+        explained=hindsight is not None,
+        oracle=hindsight.meta if hindsight is not None else None,
         warnings=(*meta.warnings, *warnings),
     )
     return build_report(folder, meta, sla)

@@ -59,7 +59,7 @@ OPTIONS = (
     Option("--no-html", "", "Write no report.html."),
     Option("--journal", "", "Write journal.jsonl: every event and what was done about it."),
     Option("--perfetto", "", "Write perfetto.json for ui.perfetto.dev."),
-    Option("--explain", "", "Record the terms of each candidate with each decision."),
+    Option("--explain", "", "Record the terms of each candidate with each decision; docs/decisions.md."),
     Option("--no-leap", "", "Compute every step on its own; the results are the same."),
     Option("--show-config", "", "Print every setting with where it came from, and stop."),
     Option("--quiet", "", "No progress and no notices on stderr.", short="-q"),

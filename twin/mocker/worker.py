@@ -108,6 +108,11 @@ class MockWorker:
         return None
 
     @property
+    def plan(self) -> StepPlan | None:
+        """The step or leap that is under way."""
+        return self._plan
+
+    @property
     def busy(self) -> bool:
         """Whether a step (or a leap) is under way."""
         return self._plan is not None

@@ -367,8 +367,7 @@ class MockWorld:
         worker = self.workers[action.worker_id]
         if request.dispatch_s is None:
             request.dispatch_s = now_s
-        tree = self._trees[worker.up.block_size]
-        seq = request.leg(action.leg, tree, now_s, self.tree.block_size)
+        seq = self.sequence_for(request, action.leg, worker)
         shown = json.dumps([asdict(c) for c in action.candidates]) if action.candidates else None
         self._sinks.decisions.append(
             (
@@ -412,6 +411,10 @@ class MockWorld:
         refusal = worker.submit(seq) if seq.leg is Leg.AGG else self._submit_leg(request, worker, seq)
         if refusal is not None:
             self._refuse(request, refusal)
+
+    def sequence_for(self, request: OpenRequest, leg: Leg, worker: MockWorker) -> EngineSequence:
+        """A leg of a request, dispatched now, in the blocks of a worker."""
+        return request.leg(leg, self._trees[worker.up.block_size], self.clock.now, self.tree.block_size)
 
     def _submit_leg(self, request: OpenRequest, worker: MockWorker, seq: EngineSequence) -> str | None:
         """One side of a hand-off; returns why it is refused."""
