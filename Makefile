@@ -53,6 +53,8 @@ bench: $(READY)
 	@$(BIN)/python benchmarks/replay_azure.py $(if $(wildcard $(or $(DYNATWIN_SHARED),../shared)),,--trace $(TRACE))
 	@$(BIN)/python benchmarks/replay_length.py
 	@$(BIN)/python benchmarks/router_kv.py
+	@$(BIN)/python benchmarks/router_index.py
+	@$(BIN)/python benchmarks/router_selection.py
 	@$(BIN)/python benchmarks/trace_reading.py
 	@if [ -n "$$DYNATWIN_PEER_PYTHON" ]; then $(BIN)/python benchmarks/peer.py; else \
 	  echo 'benchmarks/peer.py left out: DYNATWIN_PEER_PYTHON names no interpreter with the peer' >&2; fi

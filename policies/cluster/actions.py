@@ -105,3 +105,29 @@ class SetTimer(Action):
 
     name: str
     due_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestIndexReplay(Action):
+    """Have a rank's events `from_id` to `to_id` told again. Ends with `IndexReplay`, `IndexDump` (those events are
+    gone, here is everything) or `IndexRecoveryFailed` of the same `ask`, or with the loss of the worker.
+    """
+
+    worker_id: WorkerId
+    dp_rank: int
+    epoch: int
+    ask: int
+    from_id: int
+    to_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestIndexDump(Action):
+    """Have all told that a rank holds. Ends with `IndexDump`, `IndexReplay` (of every event since number 0) or
+    `IndexRecoveryFailed` of the same `ask`, or with the loss of the worker.
+    """
+
+    worker_id: WorkerId
+    dp_rank: int
+    epoch: int
+    ask: int

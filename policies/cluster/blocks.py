@@ -11,7 +11,7 @@ is bounded by what is held and not by the length of the trace.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, MutableSequence
 from typing import NamedTuple
 from weakref import ref
 
@@ -32,7 +32,12 @@ class Branch:
     __slots__ = ("__weakref__", "_hash", "from_key", "keys", "parent", "start", "uid")
 
     def __init__(
-        self, uid: int, parent: Branch | None = None, start: int = 0, from_key: int = 0, keys: list[int] | None = None
+        self,
+        uid: int,
+        parent: Branch | None = None,
+        start: int = 0,
+        from_key: int = 0,
+        keys: MutableSequence[int] | None = None,
     ) -> None:
         self.uid = uid
         self.parent = parent
@@ -109,13 +114,17 @@ class ContentTree:
 
     `key_tokens` is how many tokens one key stands for, `block_size` how many tokens a KV block holds; neither need
     divide the other. Two paths share exactly `min(shared keys * key_tokens, both lengths) // block_size` blocks.
+
+    Keys come as lists, or as arrays of 64-bit hashes (8 bytes a key, compared at the speed of memory); one tree takes
+    one of the two. `most_keys` bounds a branch: then nobody keeps more than that many keys alive beyond what he holds.
     """
 
-    __slots__ = ("_children", "_uid", "block_size", "key_tokens")
+    __slots__ = ("_children", "_most_keys", "_uid", "block_size", "key_tokens")
 
-    def __init__(self, key_tokens: int, block_size: int) -> None:
+    def __init__(self, key_tokens: int, block_size: int, most_keys: int | None = None) -> None:
         self.key_tokens = key_tokens
         self.block_size = block_size
+        self._most_keys = most_keys
         self._uid = 0
         self._children: dict[tuple[int, int, int], ref[Branch]] = {}
 
@@ -128,7 +137,7 @@ class ContentTree:
         self._uid += 1
         return Branch(self._uid, parent, start)
 
-    def path(self, keys: Sequence[int], tokens: int) -> BlockPath:
+    def path(self, keys: MutableSequence[int], tokens: int) -> BlockPath:
         """The path of a prompt of `tokens` tokens; keys beyond those needed are ignored.
 
         `len(keys) * key_tokens` must reach `tokens`: the trace reader checks that.
@@ -145,10 +154,10 @@ class ContentTree:
             held = children.get(slot)
             child = held() if held is not None else None
             if child is None:
-                child = self._grow(slot, node, pos, list(keys[pos:used]))
-                pos = used
+                child = self._grow(slot, node, pos, self._cut(keys, pos, used))
+                pos += len(child.keys or ())
             else:
-                pos += _common(child.keys or [], keys, pos, used)
+                pos += _common(child.keys or [], 0, keys, pos, used)
             end = pos * key_tokens // block_size
             if end > blocks:
                 end = blocks
@@ -158,7 +167,50 @@ class ContentTree:
             node, node_uid = child, child.uid
         return BlockPath(tuple(pieces), blocks)
 
-    def _grow(self, slot: tuple[int, int, int], parent: Branch | None, pos: int, keys: list[int]) -> Branch:
+    def below(self, branch: Branch | None, end: int, keys: MutableSequence[int]) -> list[BlockRun]:
+        """The runs of the blocks that stand behind block `end` - 1 of `branch` (None: at the start), one key a block.
+
+        For trees whose keys are blocks. A branch that ends there grows while it may, so that what is learned piece by
+        piece lies in as few branches as what is learned at once.
+        """
+        used = len(keys)
+        runs: list[BlockRun] = []
+        pos = 0
+        if branch is not None:
+            pos = self._along(branch, end - branch.start, keys, 0, runs)
+        while pos < used:
+            at = end + pos
+            slot = (branch.uid if branch is not None else 0, at, keys[pos])
+            held = self._children.get(slot)
+            child = held() if held is not None else None
+            if child is None:
+                child = self._grow(slot, branch, at, self._cut(keys, pos, used))
+            pos = self._along(child, 0, keys, pos, runs)
+            branch = child
+        return runs
+
+    def _along(self, branch: Branch, offset: int, keys: MutableSequence[int], pos: int, runs: list[BlockRun]) -> int:
+        """Follow a branch from one of its keys on, and let it grow at its end; where in `keys` that leads."""
+        have = branch.keys
+        if have is None:
+            return pos
+        used, first = len(keys), pos
+        pos += _common(have, offset, keys, pos, used)
+        at_end = offset + pos - first == len(have)
+        if at_end and pos < used and (branch.uid, branch.start + len(have), keys[pos]) not in self._children:
+            room = used - pos if self._most_keys is None else min(used - pos, self._most_keys - len(have))
+            have.extend(keys[pos : pos + room])
+            pos += room
+        if pos > first:
+            lo = branch.start + offset
+            runs.append(BlockRun(branch, lo, lo + pos - first))
+        return pos
+
+    def _cut(self, keys: MutableSequence[int], pos: int, used: int) -> MutableSequence[int]:
+        """As many keys as a new branch may have."""
+        return keys[pos : used if self._most_keys is None else min(used, pos + self._most_keys)]
+
+    def _grow(self, slot: tuple[int, int, int], parent: Branch | None, pos: int, keys: MutableSequence[int]) -> Branch:
         self._uid += 1
         child = Branch(self._uid, parent, pos * self.key_tokens // self.block_size, pos, keys)
         children = self._children
@@ -171,15 +223,15 @@ class ContentTree:
         return child
 
 
-def _common(have: list[int], keys: Sequence[int], pos: int, used: int) -> int:
-    """How many of `have` equal `keys[pos:used]`, from the front."""
-    length = min(len(have), used - pos)
-    if have[:length] == keys[pos : pos + length]:
+def _common(have: MutableSequence[int], offset: int, keys: MutableSequence[int], pos: int, used: int) -> int:
+    """How many of `have[offset:]` equal `keys[pos:used]`, from the front."""
+    length = min(len(have) - offset, used - pos)
+    if have[offset : offset + length] == keys[pos : pos + length]:
         return length
     lo, hi = 0, length  # the first lo agree, the first hi do not
     while hi - lo > 1:
         mid = (lo + hi) // 2
-        if have[lo:mid] == keys[pos + lo : pos + mid]:
+        if have[offset + lo : offset + mid] == keys[pos + lo : pos + mid]:
             lo = mid
         else:
             hi = mid

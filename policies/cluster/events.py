@@ -163,7 +163,7 @@ class WorkerUp(WorkerEvent):
 
     `total_blocks` of `block_size` tokens each; `max_batched_tokens` is the token budget of one step. `epoch` rises when
     the same id registers again. `loras` are the adapters that it serves beside the plain model (None: whichever is
-    asked for).
+    asked for). `dp_ranks` are the data-parallel ranks that tell of their blocks each for itself.
     """
 
     name: str
@@ -175,6 +175,7 @@ class WorkerUp(WorkerEvent):
     gpus: int = 1
     epoch: int = 0
     loras: tuple[str, ...] | None = None
+    dp_ranks: int = 1
 
     def serves(self, lora: str | None) -> bool:
         """Whether it can run requests of an adapter; everybody runs those of none (None or "")."""

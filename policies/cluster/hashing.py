@@ -8,7 +8,10 @@ and agrees with NVIDIA Dynamo 1.6.1 on the golden vectors of the tests.
 from __future__ import annotations
 
 import struct
+import sys
+from array import array
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import xxhash
 
@@ -26,6 +29,9 @@ _U64_MASK = 2**64 - 1
 _PLACEHOLDER_MASK = 2**30 - 1
 _IMAGE_HASH_DIGITS = 64
 _TRACE_TOKEN_MASK = 0x7FFF_FFFF
+
+_hash = xxhash.xxh3_64_intdigest
+_pair = struct.Struct("<2Q").pack
 
 
 def base_seed(lora: str | None = None, namespace: str | None = None) -> int:
@@ -47,18 +53,20 @@ def local_hashes(
 ) -> list[int]:
     """Hash of each complete block of `block_size` tokens by itself; a partial last block has none.
 
-    `image_hashes` maps a block's index to the hashes of the images in it, in any order. Raises ConfigError for a block
-    size below 1 or a token that does not fit 32 bits.
+    Tokens in an array("I") are hashed as they lie, others are packed first. `image_hashes` maps a block's index to the
+    hashes of the images in it, in any order. Raises ConfigError for a block size below 1 or a token that does not fit
+    32 bits.
     """
     _check_block_size(block_size)
-    count = len(tokens) // block_size
     packed = _packed(tokens)
     width = block_size * _U32
-    blocks = [packed[i * width : (i + 1) * width] for i in range(count)]
-    for i, images in (image_hashes or {}).items():
-        if i < count:
-            blocks[i] += struct.pack(f"<{len(images)}Q", *sorted(images))
-    return [xxhash.xxh3_64_intdigest(block, seed) for block in blocks]
+    count = len(packed) // width
+    if image_hashes:
+        return [
+            _hash(packed[i * width : (i + 1) * width] + _sorted_images(image_hashes.get(i, ())), seed)
+            for i in range(count)
+        ]
+    return [_hash(block, seed) for (block,) in struct.iter_unpack(f"{width}s", packed[: count * width])]
 
 
 def eagle_hashes(tokens: Sequence[int], block_size: int, *, seed: int = BASE_SEED) -> list[int]:
@@ -67,17 +75,19 @@ def eagle_hashes(tokens: Sequence[int], block_size: int, *, seed: int = BASE_SEE
     packed = _packed(tokens)
     stride = block_size * _U32
     starts = range(0, max(len(tokens) - 1, 0) // block_size * stride, stride)
-    return [xxhash.xxh3_64_intdigest(packed[lo : lo + stride + _U32], seed) for lo in starts]
+    return [_hash(packed[lo : lo + stride + _U32], seed) for lo in starts]
 
 
 def chain_hashes(local: Sequence[int]) -> list[BlockHash]:
     """Names of the blocks with all that stands before them: S0 = L0, Si = xxh3(S[i-1], L[i])."""
-    chain: list[BlockHash] = []
-    for link in local:
-        if chain:
-            link = xxhash.xxh3_64_intdigest(struct.pack("<2Q", chain[-1], link), BASE_SEED)
-        chain.append(BlockHash(link))
-    return chain
+    if not local:
+        return []
+    last = local[0]
+    chain = [last]
+    for link in local[1:]:
+        last = _hash(_pair(last, link), BASE_SEED)
+        chain.append(last)
+    return cast("list[BlockHash]", chain)
 
 
 def image_hash(image_id: str) -> int:
@@ -116,9 +126,21 @@ def _check_block_size(block_size: int) -> None:
         raise ConfigError(f"block_size is {block_size} tokens, at least 1 is needed; 16 is usual")
 
 
+def _sorted_images(images: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(images)}Q", *sorted(images))
+
+
 def _packed(tokens: Sequence[int]) -> bytes:
-    try:
-        return struct.pack(f"<{len(tokens)}I", *tokens)
-    except struct.error:
-        at, token = next((i, t) for i, t in enumerate(tokens) if not 0 <= t < 2**32)
-        raise ConfigError(f"token {token} at position {at} does not fit 32 bits; ids are 0 to {2**32 - 1}") from None
+    """Tokens as little-endian 32-bit numbers; an array of such numbers is only copied."""
+    if not (isinstance(tokens, array) and tokens.typecode == "I"):
+        try:
+            tokens = array("I", tokens)
+        except OverflowError:
+            at, token = next((i, t) for i, t in enumerate(tokens) if not 0 <= t < 2**32)
+            raise ConfigError(
+                f"token {token} at position {at} does not fit 32 bits; ids are 0 to {2**32 - 1}"
+            ) from None
+    if sys.byteorder == "big":
+        tokens = array("I", tokens)
+        tokens.byteswap()
+    return tokens.tobytes()

@@ -20,6 +20,8 @@ from policies.cluster.actions import (
     Fail,
     Migrate,
     Reject,
+    RequestIndexDump,
+    RequestIndexReplay,
     SetTimer,
 )
 from policies.cluster.events import (
@@ -43,6 +45,7 @@ from policies.cluster.events import (
     WorkerUp,
 )
 from policies.cluster.ids import Leg, RequestId, WorkerId
+from policies.cluster.kv_events import IndexAnswer
 from policies.cluster.state import ClusterView
 from policies.errors import InvariantError
 
@@ -83,7 +86,9 @@ ANSWERED = Rule(
     "Every action ends in exactly one terminal event.",
     "Dispatch: end or interruption of the request, or loss of the worker; Reject: RequestRejected, or RequestFailed "
     "when the request had been sent before; Migrate: RequestMigrated; Fail: RequestFailed; Cancel: end of the request; "
-    "DrainWorker: WorkerLost; SetTimer: TimerFired or a later SetTimer of that name",
+    "DrainWorker: WorkerLost; SetTimer: TimerFired or a later SetTimer of that name; RequestIndexReplay and "
+    "RequestIndexDump: one IndexReplay, IndexDump or IndexRecoveryFailed of the same number, or loss of the worker "
+    "(one may still be under way when the run ends)",
 )
 SOURCE = Rule(
     "I8",
@@ -156,6 +161,7 @@ class Invariants:
         self._attempts: dict[RequestId, int] = {}  # open requests that were sent again
         self._drains: set[WorkerId] = set()
         self._timers: dict[str, float] = {}
+        self._asks: dict[WorkerId, set[tuple[int, int, int]]] = {}  # requests to tell blocks: rank, epoch, number
         self._past: deque[tuple[Event, tuple[Action, ...]]] = deque(maxlen=_STORY_PAIRS)
 
     def observe(self, event: Event, actions: Sequence[Action]) -> None:
@@ -306,7 +312,9 @@ class Invariants:
                 if worker_id in self._on:
                     if event.epoch <= self._epochs[worker_id]:
                         raise broken(LIVE, f"{event!r}, which is up already", self._story(worker_id))
+                    begun = {ask for ask in self._asks.get(worker_id, ()) if ask[1] >= event.epoch}
                     self._drop(worker_id)
+                    self._asks[worker_id] = begun  # its own events came before it
                 self._on[worker_id] = set()
                 self._epochs[worker_id] = event.epoch
                 if event.loras is not None:
@@ -315,6 +323,14 @@ class Invariants:
                 self._draining.add(worker_id)
             case WorkerLost():
                 self._drop(worker_id)
+            case IndexAnswer():
+                asks = self._asks.get(worker_id, set())
+                ask = (event.dp_rank, event.epoch, event.ask)
+                if ask not in asks:
+                    raise broken(
+                        ANSWERED, f"{event!r}, open for this worker are {sorted(asks)}", self._story(worker_id)
+                    )
+                asks.remove(ask)
 
     def _drop(self, worker_id: WorkerId) -> None:
         """A worker is gone: its dispatches have ended, its requests have not."""
@@ -322,6 +338,7 @@ class Invariants:
         self._drains.discard(worker_id)
         self._epochs.pop(worker_id, None)
         self._serves.pop(worker_id, None)
+        self._asks.pop(worker_id, None)
         for request_id in self._on.pop(worker_id, ()):
             for legs in (self._sent, self._prefills):
                 if legs.get(request_id) == worker_id:
@@ -354,8 +371,20 @@ class Invariants:
                 self._drains.add(action.worker_id)
             case SetTimer():
                 self._timers[action.name] = action.due_s
+            case RequestIndexReplay() | RequestIndexDump():
+                self._on_ask(action)
             case _:
                 raise broken(ANSWERED, f"{type(action).__name__} has no terminal event; name one in {__name__}")
+
+    def _on_ask(self, action: RequestIndexReplay | RequestIndexDump) -> None:
+        """A request to have a rank's blocks told again; its number is used once."""
+        asks = self._asks.setdefault(action.worker_id, set())
+        ask = (action.dp_rank, action.epoch, action.ask)
+        if action.worker_id not in self._on:
+            raise broken(LIVE, f"{action!r}, and the worker is not up", self._story(action.worker_id))
+        if ask in asks:
+            raise broken(ANSWERED, f"{action!r}, and an earlier one of that number is open")
+        asks.add(ask)
 
     def _on_order(self, action: Migrate | Fail) -> None:
         """An order about an interrupted request."""

@@ -16,15 +16,17 @@ from weakref import WeakKeyDictionary
 
 from policies.cluster import actions as _actions
 from policies.cluster import events as _events
+from policies.cluster import kv_events as _kv_events
 from policies.cluster.actions import Action
 from policies.cluster.blocks import BlockPath, BlockRun, Branch
 from policies.cluster.events import Event
 from policies.cluster.ids import BlockHash
+from policies.cluster.kv_events import KvEvent
 from policies.errors import JournalError
 
 JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None"
 
-_Kind = TypeVar("_Kind", Event, Action)
+_Kind = TypeVar("_Kind", bound=Event | Action)
 
 
 class BranchNames:
@@ -99,7 +101,8 @@ def encode(value: Event | Action, names: BranchNames) -> dict[str, JsonValue]:
     codec = _RECORDS.get(kind)
     if codec is None:
         raise JournalError(
-            f"{kind.__name__} is neither in {_events.__name__} nor in {_actions.__name__}; only those can be written"
+            f"{kind.__name__} is in none of {_events.__name__}, {_kv_events.__name__} and {_actions.__name__}; "
+            "only what is there can be written"
         )
     return {"type": kind.__name__, **as_table(codec.encode(value, names))}
 
@@ -181,6 +184,11 @@ def _decode_run(form: JsonValue, table: BranchTable) -> BlockRun:
     return BlockRun(table.branch(name), as_int(lo), as_int(hi))
 
 
+def _encode_kv_event(value: object, names: BranchNames) -> JsonValue:
+    assert isinstance(value, KvEvent)
+    return encode(value, names)
+
+
 _LEAVES: Mapping[object, _Codec] = {
     bool: _plain(bool),
     int: _plain(int),
@@ -189,6 +197,7 @@ _LEAVES: Mapping[object, _Codec] = {
     BlockHash: _Codec(lambda value, _: str(value), lambda form, _: BlockHash(int(str(form)))),
     BlockPath: _Codec(_encode_path, _decode_path),
     BlockRun: _Codec(_encode_run, _decode_run),
+    KvEvent: _Codec(_encode_kv_event, lambda form, table: _decode(form, _KV_EVENTS, table)),  # one of several types
 }
 
 
@@ -269,7 +278,8 @@ def _kinds(names: Mapping[str, object], base: type[_Kind]) -> dict[str, type[_Ki
     return {name: kind for name, kind in names.items() if isinstance(kind, type) and issubclass(kind, base)}
 
 
-_EVENTS: Mapping[str, type[Event]] = _kinds(vars(_events), Event)
+_EVENTS: Mapping[str, type[Event]] = _kinds({**vars(_events), **vars(_kv_events)}, Event)
+_KV_EVENTS: Mapping[str, type[KvEvent]] = _kinds(vars(_kv_events), KvEvent)
 _ACTIONS: Mapping[str, type[Action]] = _kinds(vars(_actions), Action)
 _RECORDS: Mapping[type, _Codec] = {kind: _record(kind) for kind in (*_EVENTS.values(), *_ACTIONS.values())}
 

@@ -13,9 +13,8 @@ Where the rest of the router will stand:
 * `affinity` prefers the worker of a session: a preference that `base` asks before the mode, past which no filter goes.
 * `disaggregation` routes two legs: a policy that owns two modes, one per leg, each with its own candidates by role.
 * `device_aware` (mode device-aware-weighted) is a mode like `least_loaded`, over two groups.
-* `approximate` (use_kv_events off) and predict-on-route fill a second `index.PrefixIndex` from dispatches and timers.
-* `live_index` maps an engine's own block ids (orphans, ghosts, gaps, dumps) to runs of `blocks.ContentTree` branches,
-  in front of `index.PrefixIndex`, which stays as it is: the truth that it mirrors is the set of blocks held.
+* `chains` is the index for engines' own block events (and, guessed, for engines without any); a live router asks it
+  where mode `kv` asks `index` now. `index` stays: the simulator's events name branches and lose nothing.
 * `replica_sync` feeds `books.Books` with the bookings of other routers.
 
 No file here reads a clock or draws a number other than through `policies.cluster.draws`.

@@ -12,12 +12,13 @@ from builders import Scene, router
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.cluster import actions, events
+from policies.cluster import actions, events, kv_events
 from policies.cluster.actions import Action
 from policies.cluster.blocks import BlockPath, BlockRun, Branch, ContentTree
 from policies.cluster.events import Event
 from policies.cluster.ids import BlockHash
 from policies.cluster.journal import Encoder, Header, Journal, decode, encode_header, replay
+from policies.cluster.kv_events import DumpEntry, KvEvent, KvStored
 
 HEADER = Header(versions={}, config={}, seed=0, policies=())
 KEYS = st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 2), min_size=1, max_size=5)
@@ -28,7 +29,8 @@ def kinds(module: object, base: type) -> list[type]:
     return sorted(found, key=lambda k: k.__name__)
 
 
-EVENTS, ACTIONS = kinds(events, Event), kinds(actions, Action)
+EVENTS = sorted({*kinds(events, Event), *kinds(kv_events, Event)}, key=lambda k: k.__name__)
+ACTIONS, KV_EVENTS = kinds(actions, Action), kinds(kv_events, KvEvent)
 
 
 def values(hint: object, tree: ContentTree) -> st.SearchStrategy:
@@ -41,6 +43,8 @@ def values(hint: object, tree: ContentTree) -> st.SearchStrategy:
         return (paths | private).map(lambda path: path.runs()[-1])
     if hint is BlockHash:
         return st.integers(0, 2**64 - 1)
+    if hint is KvEvent:
+        return st.sampled_from(KV_EVENTS).flatmap(lambda kind: things(kind, tree))
     if hint is float:
         return st.floats(allow_nan=False, allow_infinity=False)
     if hint in (int, str, bool):
@@ -58,7 +62,15 @@ def values(hint: object, tree: ContentTree) -> st.SearchStrategy:
 
 
 def things(kind: type, tree: ContentTree) -> st.SearchStrategy:
-    return st.builds(kind, **{name: values(hint, tree) for name, hint in get_type_hints(kind).items()})
+    fields_of = {name: values(hint, tree) for name, hint in get_type_hints(kind).items()}
+    if kind in (KvStored, DumpEntry):  # as many hashes as ids
+        pairs = st.lists(st.tuples(values(BlockHash, tree), values(BlockHash, tree)), max_size=3)
+        halves = pairs.map(lambda both: (tuple(a for a, _ in both), tuple(b for _, b in both)))
+        rest = {name: value for name, value in fields_of.items() if name not in ("exts", "local_hashes")}
+        return st.tuples(halves, st.fixed_dictionaries(rest)).map(
+            lambda drawn: kind(exts=drawn[0][0], local_hashes=drawn[0][1], **drawn[1])
+        )
+    return st.builds(kind, **fields_of)
 
 
 def bare(value: object) -> object:

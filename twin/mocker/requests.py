@@ -103,7 +103,7 @@ class OpenRequest:
 
     def _content_in(self, tree: ContentTree) -> tuple[Branch, BlockPath]:
         """The same content cut into the blocks of another tree."""
-        path = tree.path(self.row.keys or (), self.row.isl)
+        path = tree.path(self.row.keys or [], self.row.isl)
         own = tree.private(path.blocks, path.pieces[-1][0] if path.pieces else None)
         blocks = (self.row.isl + self.carried) // tree.block_size
         pieces = (*path.pieces, (own, blocks)) if blocks > path.blocks else path.pieces

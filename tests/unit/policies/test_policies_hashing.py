@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 
 from policies.cluster.hashing import base_seed, chain_hashes, eagle_hashes, image_hash, local_hashes, trace_tokens
@@ -27,6 +29,13 @@ def test_a_block_size_of_zero_is_refused() -> None:
 def test_a_token_that_does_not_fit_is_named(token: int) -> None:
     with pytest.raises(ConfigError, match=f"token {token} at position 1 does not fit 32 bits"):
         local_hashes([0, token], 1)
+
+
+def test_an_array_of_tokens_is_hashed_as_it_lies() -> None:
+    tokens = [0, 7, 2**32 - 1, 5, 9]
+    assert local_hashes(array("I", tokens), 2) == local_hashes(tokens, 2) == local_hashes(tuple(tokens), 2)
+    assert local_hashes(array("q", tokens), 2) == local_hashes(tokens, 2)
+    assert eagle_hashes(array("I", tokens), 2) == eagle_hashes(tokens, 2)
 
 
 def test_images_behind_the_last_complete_block_change_nothing() -> None:

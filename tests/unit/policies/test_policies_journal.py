@@ -220,7 +220,7 @@ def test_an_event_of_a_plugin_is_refused() -> None:
     class Comet(Event):
         pass
 
-    with pytest.raises(JournalError, match=r"Comet is neither in policies.cluster.events nor"):
+    with pytest.raises(JournalError, match=r"Comet is in none of policies.cluster.events"):
         Encoder().entry(0, Comet(at_s=0.0), [])
 
 

@@ -1,0 +1,273 @@
+"""Who holds which blocks of the content tree, and how far along a prompt each holder gets, tier by tier.
+
+Holders are bits of an integer. A branch is cut into stretches whose blocks have exactly the same holders, so a prompt
+is answered for all holders at once, stretch by stretch. Whoever adds twice is told, not counted: copies are the
+business of `lineage`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import compress
+from typing import NamedTuple, TypeAlias, TypeVar
+
+from policies.cluster.blocks import BlockPath, BlockRun, Branch
+from policies.cluster.ids import Tier
+
+TIERS: tuple[Tier, ...] = tuple(Tier)
+"""The tiers, fastest first; a tier's place here is its number below."""
+
+Mask: TypeAlias = int
+"""A set of holders, one bit each."""
+
+Ends: TypeAlias = list[tuple[int, Mask]]
+"""(block, holders that have everything before it and not it), ascending; a holder is in one entry, or in none: 0."""
+
+_Name = TypeVar("_Name")
+
+_FLAGS = bytes.maketrans(b"01", b"\x00\x01")
+
+_FEW = 8
+"""Fewer bits than this are picked out one by one; writing all of them out takes a few microseconds."""
+
+
+class Cover:
+    """One branch in one tier: blocks `cuts[i]` to `cuts[i + 1]` are held by `masks[i]`, nobody holds those after."""
+
+    __slots__ = ("cuts", "masks")
+
+    def __init__(self, start: int) -> None:
+        self.cuts = [start]
+        self.masks: list[Mask] = [0]
+
+    def add(self, bit: Mask, lo: int, hi: int) -> Sequence[tuple[int, int]]:
+        """A holder has blocks lo to hi; returns those of them that he had before."""
+        cuts, masks = self.cuts, self.masks
+        if lo == cuts[-1]:  # the usual case: the branch goes on
+            if len(masks) > 1 and masks[-2] == bit:
+                cuts[-1] = hi
+            else:
+                masks[-1] = bit
+                cuts.append(hi)
+                masks.append(0)
+            return ()
+        first, last = self._cut(lo), self._cut(hi)
+        before = []
+        for i in range(first, last):
+            if masks[i] & bit:
+                before.append((cuts[i], cuts[i + 1]))
+            else:
+                masks[i] |= bit
+        self._join(first, last)
+        return before
+
+    def remove(self, bit: Mask, lo: int, hi: int) -> None:
+        """A holder has blocks lo to hi no more."""
+        masks = self.masks
+        first, last = self._cut(lo), self._cut(hi)
+        for i in range(first, last):
+            masks[i] &= ~bit
+        self._join(first, last)
+
+    def of(self, block: int) -> Mask:
+        """Who holds one block of the branch."""
+        return self.masks[bisect_right(self.cuts, block) - 1]
+
+    def _cut(self, at: int) -> int:
+        """The stretch that begins at block `at`, cut off from the one before it if need be."""
+        cuts = self.cuts
+        i = bisect_left(cuts, at)
+        if i == len(cuts) or cuts[i] != at:
+            cuts.insert(i, at)
+            self.masks.insert(i, self.masks[i - 1])
+        return i
+
+    def _join(self, first: int, last: int) -> None:
+        """Stretches that have the same holders again become one."""
+        cuts, masks = self.cuts, self.masks
+        for i in range(min(last, len(masks) - 1), max(first, 1) - 1, -1):
+            if masks[i] == masks[i - 1]:
+                del cuts[i], masks[i]
+
+
+class Holders:
+    """The branches that somebody holds something of, in one tier."""
+
+    __slots__ = ("covers",)
+
+    def __init__(self) -> None:
+        self.covers: dict[Branch, Cover] = {}
+
+    def add(self, bit: Mask, run: BlockRun) -> Sequence[tuple[int, int]]:
+        """A holder has these blocks; returns the stretches of them that he had before."""
+        branch, lo, hi = run
+        cover = self.covers.get(branch)
+        if cover is None:
+            cover = self.covers[branch] = Cover(branch.start)
+        return cover.add(bit, lo, hi)
+
+    def remove(self, bit: Mask, run: BlockRun) -> None:
+        """A holder has these blocks no more; each must be his."""
+        branch, lo, hi = run
+        cover = self.covers[branch]
+        cover.remove(bit, lo, hi)
+        if len(cover.cuts) == 1:
+            del self.covers[branch]
+
+    def of(self, branch: Branch, block: int) -> Mask:
+        """Who holds a block."""
+        cover = self.covers.get(branch)
+        return cover.of(block) if cover is not None else 0
+
+    @property
+    def size(self) -> int:
+        """Entries of all tables, a measure of memory."""
+        return sum(2 * len(cover.cuts) for cover in self.covers.values())
+
+
+class Overlap(NamedTuple):
+    """What one rank has of a prompt, in blocks: from the start in device memory, and what each lower tier adds."""
+
+    device_blocks: int
+    host_blocks: int = 0
+    disk_blocks: int = 0
+    shared_blocks: int = 0
+
+
+class Columns(NamedTuple):
+    """`Overlap` of several ranks, field by field, in an order that the caller chose."""
+
+    device_blocks: list[int]
+    host_blocks: list[int]
+    disk_blocks: list[int]
+    shared_blocks: list[int]
+
+
+class Reach:
+    """How far along one prompt holders get: `ends[t]` says where tier t is left for the next lower one.
+
+    Only tiers that hold anything are there; a tier that is not adds nothing.
+    """
+
+    __slots__ = ("ends", "tiers")
+
+    def __init__(self, tiers: Sequence[int], ends: Sequence[Ends]) -> None:
+        self.tiers = tiers
+        self.ends = ends
+
+    def depths(self, names: Sequence[_Name], tier: int = 0) -> dict[_Name, int]:
+        """Leading blocks that each holder has in the tiers down to `tier`; `names` are the holders by bit.
+
+        Who has none is left out.
+        """
+        ends = [ends for number, ends in zip(self.tiers, self.ends, strict=True) if number <= tier]
+        return _spread(ends[-1], names) if ends else {}
+
+    def columns(self, bits: Sequence[int | None], width: int) -> Columns:
+        """The overlaps of the holders with these bit numbers (None: holds nothing), of `width` bits in all."""
+        columns = Columns([], [], [], [])
+        reached = dict(zip(self.tiers, self.ends, strict=True))
+        above: list[int] | None = None
+        for tier, column in enumerate(columns):
+            if tier not in reached:
+                column.extend([0] * len(bits))
+                continue
+            depths = _spread(reached[tier], range(width))
+            here = [depths.get(bit, 0) for bit in bits]  # type: ignore[arg-type]
+            column.extend(here if above is None else map(int.__sub__, here, above))
+            above = here
+        return columns
+
+
+def reach(tiers: Sequence[Holders], path: BlockPath, everyone: Mask, most_blocks: int | None = None) -> Reach:
+    """How far along a path, and no farther than `most_blocks`, each of `everyone` gets.
+
+    Device memory counts from the start to the first block that is missing there; from there on the next tier counts,
+    and so on. Blocks behind a gap in all of that do not count.
+    """
+    used = [number for number, holders in enumerate(tiers) if holders.covers]
+    most = path.blocks if most_blocks is None else max(0, min(path.blocks, most_blocks))
+    covers = [tiers[number].covers for number in used]
+    if not used:
+        return Reach((), ())
+    if used == [0]:
+        return Reach(used, [_along_one(covers[0], path, everyone, most)])
+    return Reach(used, _along_all(covers, path, everyone, most))
+
+
+def _along_one(covers: dict[Branch, Cover], path: BlockPath, everyone: Mask, most: int) -> Ends:
+    ends: Ends = []
+    alive = everyone
+    lo = 0
+    for branch, end in path.pieces:
+        cover = covers.get(branch)
+        if cover is None or lo >= most:
+            break
+        if end > most:
+            end = most
+        for at, mask in zip(cover.cuts, cover.masks, strict=True):
+            if at >= end:
+                break
+            left = alive & mask
+            if left != alive:
+                if at:
+                    ends.append((at, alive ^ left))
+                if not left:
+                    return ends
+                alive = left
+        lo = end
+    if lo and alive:
+        ends.append((lo, alive))
+    return ends
+
+
+def _along_all(covers: Sequence[dict[Branch, Cover]], path: BlockPath, everyone: Mask, most: int) -> list[Ends]:
+    """The same with several tiers: who leaves one falls into the next, at the same block."""
+    ends: list[Ends] = [[] for _ in covers]
+    alive = [everyone, *(0 for _ in covers[1:])]
+    for at, masks in _stretches(covers, path, most):
+        falling = 0
+        for tier, mask in enumerate(masks):
+            here = alive[tier] | falling
+            alive[tier] = here & mask
+            falling = here & ~mask
+            if falling and at:
+                ends[tier].append((at, falling))
+        if not any(alive):
+            return ends
+    over = 0
+    for tier, still in enumerate(alive):
+        over |= still
+        if over and most:
+            ends[tier].append((most, over))
+    return ends
+
+
+def _stretches(
+    covers: Sequence[dict[Branch, Cover]], path: BlockPath, most: int
+) -> Iterator[tuple[int, tuple[Mask, ...]]]:
+    """The stretches of a path in which no tier's holders change: where each begins, and the holders in each tier."""
+    lo = 0
+    for branch, end in path.pieces:
+        here = [tier.get(branch) for tier in covers]
+        end = min(end, most)
+        cuts = {at for cover in here if cover is not None for at in cover.cuts if at < end}
+        for at in sorted(cuts | {lo} if lo < end else ()):
+            yield at, tuple(0 if cover is None else cover.of(at) for cover in here)
+        lo = end
+
+
+def _spread(ends: Ends, names: Sequence[_Name]) -> dict[_Name, int]:
+    """Where each holder got to, by name; `names` are by bit."""
+    found: dict[_Name, int] = {}
+    for depth, mask in ends:
+        if mask.bit_count() < _FEW:
+            while mask:
+                number = mask.bit_length() - 1
+                found[names[number]] = depth
+                mask ^= 1 << number
+        else:
+            flags = f"{mask:b}"[::-1].encode().translate(_FLAGS)
+            found.update(dict.fromkeys(compress(names, flags), depth))
+    return found
