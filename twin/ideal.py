@@ -6,7 +6,6 @@ is no figure; time with the stretches of content that a prompt runs through, not
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 from policies.cluster.blocks import Branch, ContentTree
@@ -28,7 +27,7 @@ class IdealCache:
         self._hits = self._prompts = self._ids = 0
         self._full = False
 
-    def add(self, keys: Sequence[int] | None, isl: int) -> None:
+    def add(self, keys: list[int] | None, isl: int) -> None:
         """A prompt arrives. Its last token is always computed, so a block that ends with it never counts as held."""
         self._prompts += isl // self._block_size
         if keys is None or self._full:
