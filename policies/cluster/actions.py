@@ -21,7 +21,7 @@ class Candidate:
     prefill_blocks: float = 0.0
     credit_blocks: float = 0.0
     decode_blocks: float = 0.0
-    active_prefill_tokens: int = 0
+    active_prefill_tokens: float = 0
     active_requests: int = 0
     why_not: str | None = None
 
@@ -56,6 +56,22 @@ class Reject(Action):
 
     request_id: RequestId
     code: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Enqueue(Action):
+    """Keep a request, or its next leg, in the router's queue: nobody gets it yet. Ends with a `Dispatch` or `Reject`
+    of the request, or with its end.
+
+    Within `policy_class` the highest `strict_priority` goes first, then the highest `score`, then who came first;
+    `uncached_tokens` of its prompt are charged to the class.
+    """
+
+    request_id: RequestId
+    policy_class: str
+    strict_priority: int
+    score: float
+    uncached_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

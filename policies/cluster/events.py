@@ -38,12 +38,41 @@ class WorkerEvent(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TaintWeight:
+    """How much a request would like a worker with this taint: above 0 to have it, below 0 not to."""
+
+    taint: str
+    weight: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hints:
+    """What a client may ask of a router beside the work itself. Most requests ask nothing and carry none.
+
+    `model`: only workers that serve it. `allowed`: only these workers (None: any); `required_taints`: only workers that
+    have all of them. `preferred` is taken if it may be, `preferred_taints` weigh on the cost. `policy_class` names a
+    class of the router's queue, `family` a family of them; `strict_priority` goes first within a class. `osl_tokens` is
+    how long the client expects the answer to be, not how long it will be.
+    """
+
+    model: str | None = None
+    allowed: tuple[WorkerId, ...] | None = None
+    preferred: WorkerId | None = None
+    required_taints: tuple[str, ...] = ()
+    preferred_taints: tuple[TaintWeight, ...] = ()
+    policy_class: str | None = None
+    family: str | None = None
+    strict_priority: int = 0
+    osl_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestArrived(RequestEvent):
     """A request reached the frontend.
 
     `isl` is the prompt length in tokens. `blocks` is the content of its complete prompt blocks in the router's block
     size, None when nothing is known of the content (it then shares nothing). `max_tokens` is the client's budget.
-    `worker_hint` is a worker that the client asked for by id.
+    `priority` is how many seconds it jumps ahead in a queue. `worker_hint` is a worker that the client asked for by id.
     """
 
     isl: int
@@ -53,6 +82,7 @@ class RequestArrived(RequestEvent):
     session_id: str | None = None
     lora: str | None = None
     worker_hint: WorkerId | None = None
+    hints: Hints | None = None
 
     @property
     def draw_id(self) -> str:
@@ -161,21 +191,25 @@ class RequestCancelled(RequestEvent):
 class WorkerUp(WorkerEvent):
     """A worker is ready for work.
 
-    `total_blocks` of `block_size` tokens each; `max_batched_tokens` is the token budget of one step. `epoch` rises when
-    the same id registers again. `loras` are the adapters that it serves beside the plain model (None: whichever is
-    asked for). `dp_ranks` are the data-parallel ranks that tell of their blocks each for itself.
+    `total_blocks` of `block_size` tokens each; `max_batched_tokens` is the token budget of one step (None: it does not
+    say). `epoch` rises when the same id registers again. `loras` are the adapters that it serves beside the plain model
+    (None: whichever is asked for). `dp_ranks` are the data-parallel ranks that tell of their blocks each for itself.
+    `taints` say where and what it is, `models` which models it serves (None: any); `on_cpu`: it runs without GPUs.
     """
 
     name: str
     role: Role
     block_size: int
-    total_blocks: int
-    max_batched_tokens: int
+    total_blocks: int | None
+    max_batched_tokens: int | None
     max_num_seqs: int
     gpus: int = 1
     epoch: int = 0
     loras: tuple[str, ...] | None = None
     dp_ranks: int = 1
+    taints: tuple[str, ...] = ()
+    models: tuple[str, ...] | None = None
+    on_cpu: bool = False
 
     def serves(self, lora: str | None) -> bool:
         """Whether it can run requests of an adapter; everybody runs those of none (None or "")."""
@@ -229,6 +263,21 @@ class BlocksCleared(WorkerEvent):
     """The worker dropped its whole cache (of one tier, or of all when `tier` is None)."""
 
     tier: Tier | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Threshold:
+    """A limit of `router.busy` by its name, and what it is from now on (None: there is none)."""
+
+    name: str
+    limit: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BusyThresholdsChanged(Event):
+    """Somebody who runs the cluster set limits of when a worker is overloaded; those not named stay as they are."""
+
+    changes: tuple[Threshold, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from policies.cluster.actions import (
     Cancel,
     Dispatch,
     DrainWorker,
+    Enqueue,
     Fail,
     Migrate,
     Reject,
@@ -84,8 +85,9 @@ IN_FLIGHT = Rule(
 ANSWERED = Rule(
     "I7",
     "Every action ends in exactly one terminal event.",
-    "Dispatch: end or interruption of the request, or loss of the worker; Reject: RequestRejected, or RequestFailed "
-    "when the request had been sent before; Migrate: RequestMigrated; Fail: RequestFailed; Cancel: end of the request; "
+    "Dispatch: end or interruption of the request, or loss of the worker; Enqueue: a Dispatch or Reject of the "
+    "request, its end or interruption; Reject: RequestRejected, or RequestFailed when the request had been sent "
+    "before; Migrate: RequestMigrated; Fail: RequestFailed; Cancel: end of the request; "
     "DrainWorker: WorkerLost; SetTimer: TimerFired or a later SetTimer of that name; RequestIndexReplay and "
     "RequestIndexDump: one IndexReplay, IndexDump or IndexRecoveryFailed of the same number, or loss of the worker "
     "(one may still be under way when the run ends)",
@@ -153,6 +155,7 @@ class Invariants:
         self._loras: dict[RequestId, str] = {}  # open requests that need an adapter
         self._serves: dict[WorkerId, frozenset[str]] = {}  # workers that do not serve every adapter
         self._draining: set[WorkerId] = set()
+        self._queued: set[RequestId] = set()
         self._rejects: set[RequestId] = set()
         self._cancels: set[RequestId] = set()
         self._interrupted: set[RequestId] = set()  # no order yet, or one that is not carried out yet
@@ -203,7 +206,9 @@ class Invariants:
         if self._open:
             some = sorted(self._open)[:10]
             raise broken(DRAINED, f"{len(self._open)} requests open, among them {some}", self._story(some[0]))
-        waiting = sorted(self._rejects | self._cancels | self._fails | self._migrates.keys() | self._sent.keys())
+        waiting = sorted(
+            self._rejects | self._cancels | self._fails | self._queued | self._migrates.keys() | self._sent.keys()
+        )
         if waiting:
             raise broken(ANSWERED, f"no terminal event for orders about requests {waiting[:10]}")
         overdue = sorted(name for name, due_s in self._timers.items() if due_s < self._now_s)
@@ -241,6 +246,7 @@ class Invariants:
         request_id = event.request_id
         if request_id in self._interrupted:
             raise broken(LIFE, f"{event!r}, which is interrupted already", self._story(request_id))
+        self._queued.discard(request_id)
         if event.kept_on is None:
             self._let_go(request_id)
         else:
@@ -301,6 +307,7 @@ class Invariants:
         self._ended += 1
         self._rejects.discard(request_id)
         self._cancels.discard(request_id)
+        self._queued.discard(request_id)
         self._let_go(request_id)
 
     def _on_worker(self, event: WorkerEvent) -> None:
@@ -357,6 +364,9 @@ class Invariants:
                 if action.request_id in self._rejects:
                     raise broken(ANSWERED, f"{action!r}, twice", self._story(action.request_id))
                 self._rejects.add(action.request_id)
+                self._queued.discard(action.request_id)
+            case Enqueue():
+                self._on_enqueue(action)
             case Cancel():
                 if action.request_id not in self._open:
                     raise broken(LIFE, f"{action!r}, which is not open", self._story(action.request_id))
@@ -402,8 +412,19 @@ class Invariants:
         else:
             self._migrates[request_id] = action.attempt
 
+    def _on_enqueue(self, action: Enqueue) -> None:
+        """A request that no worker has, or its prefill leg, is to wait."""
+        request_id = action.request_id
+        whole = request_id in self._sent and request_id not in self._split
+        if request_id not in self._open or request_id in self._rejects or request_id in self._interrupted or whole:
+            raise broken(LIFE, f"{action!r}, which is not open, or sent or refused", self._story(request_id))
+        if request_id in self._queued or request_id in self._prefills:
+            raise broken(ANSWERED, f"{action!r}, and an earlier Enqueue or Dispatch is open", self._story(request_id))
+        self._queued.add(request_id)
+
     def _on_dispatch(self, action: Dispatch) -> None:
         request_id, worker_id = action.request_id, action.worker_id
+        self._queued.discard(request_id)
         if request_id in self._interrupted:
             raise broken(LIFE, f"{action!r}, which is interrupted", self._story(request_id))
         if worker_id not in self._on or worker_id in self._draining:

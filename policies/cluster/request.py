@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import Enum
 from types import MappingProxyType
 
-from policies.cluster.actions import Action, Dispatch
+from policies.cluster.actions import Action, Dispatch, Enqueue
 from policies.cluster.events import (
     Event,
     FirstToken,
@@ -28,6 +28,7 @@ class RequestState(Enum):
     """Where a request stands, as the cluster knows it."""
 
     ARRIVED = "arrived"
+    QUEUED = "queued"
     DISPATCHED = "dispatched"
     PREFILLED = "prefilled"
     STREAMING = "streaming"
@@ -45,11 +46,15 @@ _LEAVING: dict[type[Event | Action], RequestState] = {RequestInterrupted: _S.INT
 
 TRANSITIONS: MappingProxyType[RequestState, MappingProxyType[type[Event | Action], RequestState]] = MappingProxyType(
     {
-        _S.ARRIVED: MappingProxyType({Dispatch: _S.DISPATCHED, RequestRejected: _S.REJECTED, **_ENDINGS}),
+        _S.ARRIVED: MappingProxyType(
+            {Dispatch: _S.DISPATCHED, Enqueue: _S.QUEUED, RequestRejected: _S.REJECTED, **_ENDINGS}
+        ),
+        _S.QUEUED: MappingProxyType({Dispatch: _S.DISPATCHED, RequestRejected: _S.REJECTED, **_ENDINGS}),
         _S.DISPATCHED: MappingProxyType(
             {
                 RoomReserved: _S.DISPATCHED,  # destination first: the decode leg is placed before the prefill leg
                 Dispatch: _S.DISPATCHED,
+                Enqueue: _S.DISPATCHED,
                 PrefillDone: _S.PREFILLED,
                 FirstToken: _S.STREAMING,
                 RequestFinished: _S.COMPLETED,
@@ -71,7 +76,7 @@ TRANSITIONS: MappingProxyType[RequestState, MappingProxyType[type[Event | Action
             {TokensEmitted: _S.STREAMING, RoomReserved: _S.STREAMING, RequestFinished: _S.COMPLETED, **_LEAVING}
         ),
         _S.INTERRUPTED: MappingProxyType({RequestMigrated: _S.MIGRATING, **_ENDINGS}),
-        _S.MIGRATING: MappingProxyType({Dispatch: _S.DISPATCHED, **_ENDINGS}),
+        _S.MIGRATING: MappingProxyType({Dispatch: _S.DISPATCHED, Enqueue: _S.QUEUED, **_ENDINGS}),
     }
 )
 """Ended states have no row: nothing follows an end."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NoReturn
 
-from policies.cluster.actions import Action, Dispatch
+from policies.cluster.actions import Action, Dispatch, Enqueue
 from policies.cluster.events import (
     ENDS,
     Event,
@@ -217,6 +217,11 @@ class Cluster(ClusterView):
                 _set_worker(request, action.worker_id)
                 _set_holder(request, worker)
             _set_in_flight(worker, worker.in_flight + 1)
+        elif isinstance(action, Enqueue):
+            request = self._requests.get(action.request_id)
+            if request is None:
+                raise InvariantError(f"{action!r}: no such open request")
+            self._advance(request, action)
 
     def _fold_request(self, event: RequestEvent) -> None:
         kind = type(event)

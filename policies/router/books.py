@@ -17,15 +17,19 @@ from policies.router.walk import Ends, depths
 
 
 class Load:
-    """What one worker has open: distinct KV `blocks`, `prefill_tokens` still to compute, `requests`."""
+    """What one worker has open: distinct KV `blocks`, `prefill_tokens` still to compute, `requests`.
 
-    __slots__ = ("_ends", "blocks", "prefill_tokens", "requests", "worker_id")
+    `spared_blocks` are what answers that are known to end soon take off the blocks, where their length is known.
+    """
+
+    __slots__ = ("_ends", "blocks", "prefill_tokens", "requests", "spared_blocks", "worker_id")
 
     def __init__(self, worker_id: WorkerId) -> None:
         self.worker_id = worker_id
         self.blocks = 0
         self.prefill_tokens = 0
         self.requests = 0
+        self.spared_blocks = 0.0
         self._ends: dict[Branch, list[int]] = {}  # per branch: where each open request leaves it, ascending
 
     def __repr__(self) -> str:
@@ -35,7 +39,7 @@ class Load:
 class _Booking:
     """One open request: where it is (None once that worker was lost) and what it holds there."""
 
-    __slots__ = ("emitted_tokens", "load", "own_blocks", "path", "prefill_tokens")
+    __slots__ = ("emitted_tokens", "load", "osl_tokens", "own_blocks", "path", "prefill_tokens")
 
     def __init__(self, load: Load, path: BlockPath, own_blocks: int, prefill_tokens: int) -> None:
         self.load: Load | None = load
@@ -43,6 +47,14 @@ class _Booking:
         self.own_blocks = own_blocks
         self.prefill_tokens = prefill_tokens
         self.emitted_tokens = 0
+        self.osl_tokens: int | None = None
+
+    @property
+    def spared_blocks(self) -> float:
+        """The share of its own blocks that an answer of known length has behind it."""
+        if not self.osl_tokens:
+            return 0.0
+        return self.own_blocks * min(self.emitted_tokens / self.osl_tokens, 1.0)
 
 
 class Books:
@@ -85,8 +97,18 @@ class Books:
         """Leading blocks of `path` that open requests of each worker already use; none: left out."""
         return depths(self._ends, path)
 
+    def prefill_tokens(self, worker_id: WorkerId) -> float:
+        """Prompt tokens that a worker has still to compute."""
+        load = self._loads.get(worker_id)
+        return load.prefill_tokens if load is not None else 0
+
     def book(
-        self, request_id: RequestId, worker_id: WorkerId, path: BlockPath | None, own_blocks: int, prefill_tokens: int
+        self,
+        request_id: RequestId,
+        worker_id: WorkerId,
+        path: BlockPath | None,
+        own_blocks: int,
+        prefill_tokens: int,
     ) -> None:
         """A request was sent to a worker: `path` are blocks that others may share, `own_blocks` are further ones."""
         earlier = self._bookings.get(request_id)
@@ -106,16 +128,23 @@ class Books:
             booking.load.prefill_tokens -= booking.prefill_tokens
             booking.prefill_tokens = 0
 
+    def expect(self, request_id: RequestId, osl_tokens: int | None) -> None:
+        """How long the answer will be: the request's own blocks weigh less the more of it is made."""
+        booking = self._bookings.get(request_id)
+        if booking is not None:
+            booking.osl_tokens = osl_tokens
+
     def emit(self, request_id: RequestId, tokens: int) -> None:
         """Further output tokens: one more own block at each multiple of the block size."""
         booking = self._bookings.get(request_id)
         if booking is None or booking.load is None:
             return
-        before = booking.emitted_tokens // self._block_size
+        load, before, spared = booking.load, booking.emitted_tokens // self._block_size, booking.spared_blocks
         booking.emitted_tokens += tokens
         grown = booking.emitted_tokens // self._block_size - before
         booking.own_blocks += grown
-        booking.load.blocks += grown
+        load.blocks += grown
+        load.spared_blocks += booking.spared_blocks - spared
 
     def free(self, request_id: RequestId) -> None:
         """A request ended, however; of one that is not booked only the count is kept."""
@@ -128,6 +157,8 @@ class Books:
             load.requests -= 1
             load.prefill_tokens -= booking.prefill_tokens
             load.blocks -= booking.own_blocks + self._leave(load, booking.path)
+            if booking.osl_tokens:  # exactly nothing once nobody is there, whatever was rounded on the way
+                load.spared_blocks = load.spared_blocks - booking.spared_blocks if load.requests else 0.0
 
     def interrupt(self, request_id: RequestId) -> None:
         """A request has lost its worker: its work is freed at once, its end may still come."""
@@ -196,3 +227,83 @@ class Books:
         del here[worker_id]
         if not here:
             del self._ends[branch]
+
+
+class _Prompts:
+    """Prompts that one worker has to compute, the oldest first, and since when that one is computed."""
+
+    __slots__ = ("since_s", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens: dict[RequestId, int] = {}
+        self.since_s = 0.0
+
+
+class DecayingBooks(Books):
+    """Books in which the oldest prompt of each worker shrinks at `tokens_per_s` while it is computed.
+
+    `now_s` is to be set before anything is noted or asked; the next prompt begins to shrink when the one before is.
+    """
+
+    __slots__ = ("_prompts", "_where", "now_s", "tokens_per_s")
+
+    def __init__(self, block_size: int, tokens_per_s: float) -> None:
+        super().__init__(block_size)
+        self.tokens_per_s = tokens_per_s
+        self.now_s = 0.0
+        self._prompts: dict[WorkerId, _Prompts] = {}
+        self._where: dict[RequestId, WorkerId] = {}
+
+    @property
+    def size(self) -> int:
+        return super().size + len(self._prompts) + len(self._where)
+
+    def prefill_tokens(self, worker_id: WorkerId) -> float:
+        line = self._prompts.get(worker_id)
+        if line is None:
+            return 0
+        computed = self.tokens_per_s * (self.now_s - line.since_s)
+        return super().prefill_tokens(worker_id) - min(next(iter(line.tokens.values())), max(computed, 0.0))
+
+    def book(
+        self,
+        request_id: RequestId,
+        worker_id: WorkerId,
+        path: BlockPath | None,
+        own_blocks: int,
+        prefill_tokens: int,
+    ) -> None:
+        super().book(request_id, worker_id, path, own_blocks, prefill_tokens)
+        if not prefill_tokens:
+            return
+        line = self._prompts.get(worker_id)
+        if line is None:
+            line = self._prompts[worker_id] = _Prompts()
+            line.since_s = self.now_s
+        line.tokens[request_id] = prefill_tokens
+        self._where[request_id] = worker_id
+
+    def prefill_done(self, request_id: RequestId) -> None:
+        super().prefill_done(request_id)
+        self._computed(request_id)
+
+    def free(self, request_id: RequestId) -> None:
+        super().free(request_id)
+        self._computed(request_id)
+
+    def lose(self, worker_id: WorkerId) -> None:
+        super().lose(worker_id)
+        line = self._prompts.pop(worker_id, None)
+        for request_id in line.tokens if line is not None else ():
+            del self._where[request_id]
+
+    def _computed(self, request_id: RequestId) -> None:
+        worker_id = self._where.pop(request_id, None)
+        if worker_id is None:
+            return
+        line = self._prompts[worker_id]
+        if next(iter(line.tokens)) == request_id:
+            line.since_s = self.now_s
+        del line.tokens[request_id]
+        if not line.tokens:
+            del self._prompts[worker_id]

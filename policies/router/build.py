@@ -10,11 +10,14 @@ from difflib import get_close_matches
 from types import MappingProxyType
 
 from policies.cluster.controller import Policy
-from policies.errors import ConfigError
+from policies.errors import CapabilityError, ConfigError
+from policies.router.base import Router
+from policies.router.device_aware import DeviceAware
 from policies.router.direct import Direct
 from policies.router.kv import Kv, KvOutput
 from policies.router.least_loaded import LeastLoaded
 from policies.router.power_of_two import PowerOfTwo
+from policies.router.queued import Queued
 from policies.router.random import Random
 from policies.router.round_robin import RoundRobin
 from policies.router.settings import RouterSettings
@@ -32,6 +35,7 @@ MODES: Mapping[str, Maker] = MappingProxyType(
         "random": Random,
         "least-loaded": LeastLoaded,
         "power-of-two": PowerOfTwo,
+        "device-aware-weighted": DeviceAware,
         "direct": Direct,
         "kv": _kv,
     }
@@ -44,12 +48,18 @@ def mode_name(text: str) -> str:
 
 
 def build(settings: RouterSettings, plugins: Mapping[str, Maker] = MappingProxyType({})) -> Policy:
-    """The routing policy of `settings.mode`. Raises ConfigError for an unknown mode, naming the nearest one."""
+    """The routing policy of `settings.mode`, behind a queue where one is asked for. Raises ConfigError for an unknown
+    mode, naming the nearest one, and CapabilityError for a plug-in that cannot have a queue.
+    """
     name = mode_name(settings.mode)
-    if name in MODES:
-        return MODES[name](settings)
-    if name in plugins:
-        return plugins[name](settings)
+    maker = MODES.get(name) or plugins.get(name)
+    if maker is not None:
+        router = maker(settings)
+        if settings.queue is None:
+            return router
+        if not isinstance(router, Router):
+            raise CapabilityError(f"router.mode = {name}: this plug-in cannot have a queue; it must be a Router")
+        return Queued(router, settings.queue)
     known = [*MODES, *plugins]
     near = get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"

@@ -36,7 +36,7 @@ class Load(NamedTuple):
     lower tier adds to it.
     """
 
-    active_prefill_tokens: int
+    active_prefill_tokens: float
     decode_blocks: float
     active_requests: int = 0
     device_blocks: int = 0
@@ -73,7 +73,7 @@ def weights(settings: RouterSettings) -> Weights:
     )
 
 
-def terms(w: Weights, isl_tokens: int, block_size: int, load: Load, least_prefill_tokens: int) -> Terms:
+def terms(w: Weights, isl_tokens: int, block_size: int, load: Load, least_prefill_tokens: float) -> Terms:
     """The cost of one candidate, term by term.
 
     `least_prefill_tokens` is the smallest `active_prefill_tokens` among the eligible candidates: a candidate loses
@@ -106,7 +106,7 @@ def costs(
     w: Weights,
     isl_tokens: int,
     block_size: int,
-    prefill_tokens: Sequence[int],
+    prefill_tokens: Sequence[float],
     decode_blocks: Sequence[float],
     requests: Sequence[int],
     device_blocks: Sequence[int],

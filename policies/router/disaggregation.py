@@ -7,7 +7,7 @@ the decode worker. It never moves KV: the world does, and says so with `PrefillD
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -26,6 +26,7 @@ from policies.cluster.events import (
     RequestInterrupted,
     RequestMigrated,
     RoomReserved,
+    TimerFired,
     WorkerEvent,
     WorkerLost,
     WorkerUp,
@@ -33,6 +34,7 @@ from policies.cluster.events import (
 from policies.cluster.ids import Leg, RequestId, Role, WorkerId
 from policies.cluster.state import ClusterView
 from policies.router.base import NOBODY, Router
+from policies.router.queued import Queued
 from policies.router.settings import RouterSettings
 
 Order = Literal["prefill_first", "decode_first"]
@@ -58,11 +60,21 @@ class DisaggregationSettings:
 
 
 def leg_settings(settings: RouterSettings) -> tuple[RouterSettings, RouterSettings]:
-    """The settings of the two legs: prefill weighs prompts alone, decode weighs blocks alone and expects no reuse."""
+    """The settings of the two legs: prefill weighs prompts alone, decode weighs blocks alone and expects no reuse.
+
+    Requests wait in front of the prefill leg alone: what has been computed is not kept from being answered.
+    """
     other = int(draw(settings.seed, "decode leg", RequestId("seed")) * 2**53)
     return (
         replace(settings, track_active_blocks=False, track_prefill_tokens=True),
-        replace(settings, seed=other, overlap_score_credit=0.0, assume_kv_reuse=False, track_prefill_tokens=False),
+        replace(
+            settings,
+            seed=other,
+            overlap_score_credit=0.0,
+            assume_kv_reuse=False,
+            track_prefill_tokens=False,
+            queue=None,
+        ),
     )
 
 
@@ -92,7 +104,7 @@ class Disaggregated:
         }
     )
 
-    def __init__(self, prefill: Router, decode: Router, settings: DisaggregationSettings) -> None:
+    def __init__(self, prefill: Router | Queued, decode: Router, settings: DisaggregationSettings) -> None:
         self._prefill = prefill
         self._decode = decode
         self._settings = settings
@@ -112,7 +124,7 @@ class Disaggregated:
         told = {f"{leg}_{name}": count for leg, router in legs for name, count in router.counters().items()}
         return told | {"local": self._local}
 
-    def decide(self, event: Event, view: ClusterView) -> Sequence[Action]:
+    def decide(self, event: Event, view: ClusterView) -> Iterable[Action]:
         if isinstance(event, RequestArrived):
             return self._arrived(event, view)
         if isinstance(event, PrefillDone):
@@ -120,14 +132,17 @@ class Disaggregated:
         if isinstance(event, RoomReserved):
             return self._reserved(event, view)
         if isinstance(event, RequestEvent):
-            self._request_event(event, view)
-        elif isinstance(event, WorkerEvent):
-            self._worker_event(event, view)
-        return ()
+            return self._request_event(event, view)
+        if isinstance(event, WorkerEvent):
+            return self._worker_event(event, view)
+        if isinstance(event, TimerFired):
+            return self._sent_to_prefill(self._prefill.decide(event, view), view)
+        self._decode.decide(event, view)
+        return self._sent_to_prefill(self._prefill.decide(event, view), view)
 
     # ------------------------------------------------------------ the legs
 
-    def _arrived(self, event: RequestArrived, view: ClusterView) -> Sequence[Action]:
+    def _arrived(self, event: RequestArrived, view: ClusterView) -> Iterable[Action]:
         if isinstance(event, RequestMigrated) and event.kept_on is not None:
             return self._send_decode(event, view)
         if not view.live_for(event.lora, Role.PREFILL):
@@ -143,26 +158,31 @@ class Disaggregated:
                 return local
         return self._send_prefill(event, view)
 
-    def _prefilled(self, event: PrefillDone, view: ClusterView) -> Sequence[Action]:
-        self._leave_prefill(event.request_id)
+    def _prefilled(self, event: PrefillDone, view: ClusterView) -> Iterable[Action]:
+        others = self._leave_prefill(event)
         request = view.requests[event.request_id]
         if event.request_id in self._decoding:
-            return ()
-        return self._send_decode(request.arrived, view)
+            return others
+        return (*self._send_decode(request.arrived, view), *others)
 
-    def _reserved(self, event: RoomReserved, view: ClusterView) -> Sequence[Action]:
+    def _reserved(self, event: RoomReserved, view: ClusterView) -> Iterable[Action]:
         request = view.requests[event.request_id]
         if self._settings.order == "prefill_first" or request.prefill_worker_id is not None:
             return ()
         return self._send_prefill(request.arrived, view)
 
-    def _send_prefill(self, event: RequestArrived, view: ClusterView) -> Sequence[Action]:
-        action = self._prefill.route(event, view)
-        if isinstance(action, Dispatch):
-            self._prefilling[event.request_id] = (action.worker_id, event.isl)
-            tokens = self._prompt_tokens
-            tokens[action.worker_id] = tokens.get(action.worker_id, 0) + event.isl
-        return (action,)
+    def _send_prefill(self, event: RequestArrived, view: ClusterView) -> Iterable[Action]:
+        return self._sent_to_prefill(self._prefill.send(event, view), view)
+
+    def _sent_to_prefill(self, orders: Iterable[Action], view: ClusterView) -> Iterator[Action]:
+        """The orders of the prefill leg, each noted as it is made."""
+        tokens = self._prompt_tokens
+        for action in orders:
+            if isinstance(action, Dispatch):
+                isl = view.requests[action.request_id].arrived.isl
+                self._prefilling[action.request_id] = (action.worker_id, isl)
+                tokens[action.worker_id] = tokens.get(action.worker_id, 0) + isl
+            yield action
 
     def _send_decode(
         self, event: RequestArrived, view: ClusterView, busy: frozenset[WorkerId] = NOBODY
@@ -220,7 +240,8 @@ class Disaggregated:
         return frozenset(
             worker.worker_id
             for worker in view.live_for(event.lora, Role.DECODE)
-            if sent.get(worker.worker_id, 0) + more > share * worker.up.total_blocks
+            if worker.up.total_blocks is not None
+            and sent.get(worker.worker_id, 0) + more > share * worker.up.total_blocks
         )
 
     def _prompt_blocks(self, event: RequestArrived) -> int:
@@ -228,40 +249,43 @@ class Disaggregated:
 
     # ------------------------------------------------------------ what the legs must learn
 
-    def _leave_prefill(self, request_id: RequestId) -> None:
-        """The prefill leg of a request is over, if it had one."""
-        sent = self._prefilling.pop(request_id, None)
+    def _leave_prefill(self, event: RequestEvent) -> Sequence[Action]:
+        """The prefill leg of a request is over, if it had one; others may take its place."""
+        self._prefill.withdraw(event.request_id)
+        sent = self._prefilling.pop(event.request_id, None)
         if sent is None:
-            return
+            return ()
         worker_id, tokens = sent
         if worker_id in self._prompt_tokens:
             self._prompt_tokens[worker_id] -= tokens
-        self._prefill.leg_over(request_id)
+        return self._prefill.leg_over(event.request_id, event.at_s)
 
-    def _request_event(self, event: RequestEvent, view: ClusterView) -> None:
+    def _request_event(self, event: RequestEvent, view: ClusterView) -> Sequence[Action]:
         request_id, ended = event.request_id, type(event) in ENDS
+        orders: Sequence[Action] = ()
         if ended or (isinstance(event, RequestInterrupted) and event.kept_on is None):
-            self._leave_prefill(request_id)
+            orders = self._leave_prefill(event)
         if request_id in self._decoding:
             if isinstance(event, RequestInterrupted):
-                self._decode.leg_over(request_id)
+                self._decode.leg_over(request_id, event.at_s)
             else:
                 self._decode.decide(event, view)
             if ended or isinstance(event, RequestInterrupted):
                 worker_id, blocks = self._decoding.pop(request_id)
                 if worker_id in self._decode_blocks:
                     self._decode_blocks[worker_id] -= blocks
+        return orders
 
-    def _worker_event(self, event: WorkerEvent, view: ClusterView) -> None:
+    def _worker_event(self, event: WorkerEvent, view: ClusterView) -> Iterable[Action]:
         if isinstance(event, WorkerUp):
             self._roles[event.worker_id] = event.role
         router = self._prefill if self._roles.get(event.worker_id) is Role.PREFILL else self._decode
-        if type(event) in router.subscribes:
-            router.decide(event, view)
+        orders: Iterable[Action] = router.decide(event, view) if type(event) in router.subscribes else ()
         if isinstance(event, WorkerLost):
             self._roles.pop(event.worker_id, None)
             self._prompt_tokens.pop(event.worker_id, None)
             self._decode_blocks.pop(event.worker_id, None)
+        return orders
 
 
 _OWN: frozenset[type[Event]] = frozenset(
@@ -278,6 +302,6 @@ _OWN: frozenset[type[Event]] = frozenset(
 )
 
 
-def _learns(*routers: Router) -> bool:
+def _learns(*routers: Router | Queued) -> bool:
     """Whether a leg keeps books of its own, so that more events matter than those of the legs."""
     return any(router.subscribes - Router.subscribes for router in routers)

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
 
 from policies.cluster.actions import Candidate
-from policies.cluster.blocks import BlockPath
 from policies.cluster.draws import draw
 from policies.cluster.events import (
     ENDS,
@@ -30,7 +29,7 @@ from policies.cluster.events import (
     WorkerLost,
     WorkerUp,
 )
-from policies.cluster.ids import RequestId, Tier, WorkerId
+from policies.cluster.ids import Tier, WorkerId
 from policies.cluster.state import WorkerView
 from policies.errors import CapabilityError, ConfigError
 from policies.router import cost
@@ -49,8 +48,8 @@ _NOBODY: Mapping[WorkerId, int] = {}
 class _Seen(NamedTuple):
     """The live workers in a decision, by id: the columns of `cost.costs`."""
 
-    prefill_tokens: list[int]
-    decode_blocks: list[int]
+    prefill_tokens: list[float]
+    decode_blocks: list[float]
     requests: list[int]
     device_blocks: list[int]
 
@@ -73,6 +72,8 @@ class Kv(Router):
         RequestInterrupted,
         *ENDS,
     }
+    keeps_books = True
+    _books: Books
 
     def __init__(self, settings: RouterSettings) -> None:
         super().__init__(settings)
@@ -87,7 +88,8 @@ class Kv(Router):
         self._weights = cost.weights(settings)
         self._ties = Ties(settings.tie_break, settings.seed)
         self._index = PrefixIndex()
-        self._books = Books(settings.block_size)
+        self._decays = settings.prefill_tokens_per_s is not None
+        self._likes = bool(settings.preferred_taints)
         self._up: set[WorkerId] = set()
         self._seated: tuple[WorkerView, ...] = ()
         self._ids: list[WorkerId] = []
@@ -117,9 +119,6 @@ class Kv(Router):
             "open_bookings": len(books),
             "unknown_free": books.unknown_frees,
         }
-
-    def leg_over(self, request_id: RequestId) -> None:
-        self._books.free(request_id)
 
     # ------------------------------------------------------------ what happened
 
@@ -179,6 +178,8 @@ class Kv(Router):
     def _choose(self, event: RequestArrived, live: tuple[WorkerView, ...]) -> Choice:
         seen = self._see(event, live)
         costs = cost.costs(self._weights, event.isl, self._block_size, *seen)
+        if self._likes or event.hints is not None:
+            costs = [c * factor for c, factor in zip(costs, self._likings(event, live), strict=True)]
         if self._temperature > 0:
             u = draw(self.settings.seed, "softmax", event.draw_id)
             at, rule = softmax(u, costs, self._temperature), "softmax"
@@ -200,7 +201,7 @@ class Kv(Router):
         added, active = self._added(event)
         shared = active.get
         return _Seen(
-            [load.prefill_tokens for load in loads],
+            [self._books.prefill_tokens(w) for w in ids] if self._decays else [load.prefill_tokens for load in loads],
             [load.blocks + added - shared(load.worker_id, 0) for load in loads],
             [load.requests for load in loads],
             [cached(worker_id, 0) for worker_id in ids],
@@ -221,14 +222,15 @@ class Kv(Router):
         """Blocks that the request brings, and how many of them each worker has active already."""
         if not self._counts_new:
             return 0, _NOBODY
-        path = self._path(event)
+        path = self._shared_path(event)
         if path is None:
             return event.isl // self._block_size, _NOBODY
         return path.blocks, self._books.depths(path)
 
-    def _path(self, event: RequestArrived) -> BlockPath | None:
-        """The blocks that open requests can share with this one; None when there is no telling, or no sharing."""
-        return event.blocks if self.settings.assume_kv_reuse else None
+    def _likings(self, event: RequestArrived, live: tuple[WorkerView, ...]) -> list[float]:
+        """The factor on the cost of each worker for the taints that the request would like, or not."""
+        wanted = (*self.settings.preferred_taints, *(event.hints.preferred_taints if event.hints is not None else ()))
+        return [cost.taint_factor([one.weight for one in wanted if one.taint in w.up.taints]) for w in live]
 
     def _note_overlap(self, device_blocks: list[int], chosen_blocks: int) -> None:
         best = max(device_blocks)
@@ -242,25 +244,20 @@ class Kv(Router):
         return self._cached(event).get(worker_id, 0)
 
     def _sent(self, event: RequestArrived, worker_id: WorkerId, overlap_blocks: int) -> None:
-        path, own_blocks = None, 0
-        if self.settings.track_active_blocks:
-            path = self._path(event)
-            own_blocks = event.isl // self._block_size if path is None else 0
-        prefill_tokens = event.isl - overlap_blocks * self._block_size
-        self._books.book(event.request_id, worker_id, path, own_blocks, prefill_tokens)
+        self._book(event, worker_id, overlap_blocks)
         self._ties.note(worker_id)
 
     def _explain(self, event: RequestArrived, live: tuple[WorkerView, ...]) -> list[Candidate]:
         seen = self._see(event, live)
         least = min(seen.prefill_tokens)
         told = []
-        for worker, *load in zip(live, *seen, strict=True):
+        for worker, liking, *load in zip(live, self._likings(event, live), *seen, strict=True):
             terms = cost.terms(self._weights, event.isl, self._block_size, cost.Load(*load), least)
             told.append(
                 Candidate(
                     worker_id=worker.worker_id,
                     in_flight=worker.in_flight,
-                    cost=terms.cost_blocks,
+                    cost=terms.cost_blocks * liking,
                     overlap_blocks=load[3],
                     prefill_blocks=terms.raw_prefill_blocks,
                     credit_blocks=terms.credit_blocks,
@@ -276,6 +273,16 @@ class KvOutput(Kv):
     """Mode kv with `track_output_blocks`: generated tokens count as blocks too, a block at each full one."""
 
     subscribes: ClassVar[frozenset[type[Event]]] = Kv.subscribes | {TokensEmitted}
+
+    def _book(self, event: RequestArrived, worker_id: WorkerId, overlap_blocks: int) -> None:
+        super()._book(event, worker_id, overlap_blocks)
+        if event.hints is not None:
+            self._books.expect(event.request_id, event.hints.osl_tokens)
+
+    def _see(self, event: RequestArrived, live: tuple[WorkerView, ...]) -> _Seen:
+        seen = super()._see(event, live)
+        spared = [blocks - load.spared_blocks for blocks, load in zip(seen.decode_blocks, self._loads, strict=True)]
+        return seen._replace(decode_blocks=spared)
 
     def _learn(self, event: Event) -> None:
         super()._learn(event)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from policies.cluster.draws import draw, pick
 from policies.cluster.events import RequestArrived, RequestMigrated
@@ -15,15 +16,41 @@ from policies.cluster.ids import WorkerId
 from policies.cluster.state import WorkerView
 from policies.router.settings import TieBreak
 
+NOT_ALLOWED, FENCED, EXCLUDED, MODEL, ADAPTER, TAINT = "not_allowed", "fenced", "excluded", "model", "adapter", "taint"
 
-def why_not(worker: WorkerView, event: RequestArrived) -> str | None:
-    """Why a worker cannot get a request, None when it can. Nothing here is ever bypassed, not by a pin either."""
+
+class Bar(NamedTuple):
+    """Why a worker cannot get a request: one word, and a text that follows "it is"."""
+
+    code: str
+    text: str
+
+
+def why_not(worker: WorkerView, event: RequestArrived, required_taints: Sequence[str] = ()) -> Bar | None:
+    """The first thing that keeps a worker from a request, whatever its load; None when nothing does.
+
+    Nothing here is ever bypassed, not by a pin, a session or a preference either.
+    """
+    hints = event.hints
+    if hints is not None and hints.allowed is not None and worker.worker_id not in hints.allowed:
+        return Bar(NOT_ALLOWED, "not among the workers allowed")
     if worker.draining:
-        return "draining"
+        return Bar(FENCED, "draining")
     if isinstance(event, RequestMigrated) and worker.worker_id in event.excluded:
-        return "where the request failed before"
-    if not worker.up.serves(event.lora):
-        return f"not one that serves adapter {event.lora!r}"
+        return Bar(EXCLUDED, "where the request failed before")
+    return unfit(worker, event, required_taints)
+
+
+def unfit(worker: WorkerView, event: RequestArrived, required_taints: Sequence[str] = ()) -> Bar | None:
+    """What a worker lacks to run a request at all: the model, the adapter, a taint."""
+    hints, up = event.hints, worker.up
+    if hints is not None and hints.model is not None and up.models is not None and hints.model not in up.models:
+        return Bar(MODEL, f"not one that serves model {hints.model!r}")
+    if not up.serves(event.lora):
+        return Bar(ADAPTER, f"not one that serves adapter {event.lora!r}")
+    for taint in (*required_taints, *(hints.required_taints if hints is not None else ())):
+        if taint not in up.taints:
+            return Bar(TAINT, f"without the required taint {taint}")
     return None
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from simpy.events import Event as SimEvent
 
-from policies.cluster.actions import Action, Cancel, Dispatch, DrainWorker, Fail, Migrate, Reject, SetTimer
+from policies.cluster.actions import Action, Cancel, Dispatch, DrainWorker, Enqueue, Fail, Migrate, Reject, SetTimer
 from policies.cluster.blocks import ContentTree
 from policies.cluster.controller import Controller
 from policies.cluster.events import (
@@ -29,7 +29,7 @@ from policies.cluster.events import (
 )
 from policies.cluster.ids import Leg, RequestId, Role, WorkerId
 from policies.errors import CapabilityError, ConfigError, EngineError, InvariantError
-from policies.router.base import NO_ENDPOINTS
+from policies.router.base import ALL_FENCED, NO_ENDPOINTS
 from twin.engine.build import build_engine
 from twin.engine.plan import Outcome
 from twin.engine.sequence import Phase
@@ -344,8 +344,10 @@ class MockWorld:
             case Dispatch():
                 self._dispatch(action)
             case Reject():
-                due = self.churn.next_due if action.code == NO_ENDPOINTS else ""
+                due = self.churn.next_due if action.code in (NO_ENDPOINTS, ALL_FENCED) else ""
                 self._refuse(self.open[action.request_id], f"{action.code}: {action.reason}{due}")
+            case Enqueue():
+                self._note_queued(action)
             case Migrate():
                 self.churn.migrate(action)
             case Fail():
@@ -416,6 +418,12 @@ class MockWorld:
         """A leg of a request, dispatched now, in the blocks of a worker."""
         return request.leg(leg, self._trees[worker.up.block_size], self.clock.now, self.tree.block_size)
 
+    def _note_queued(self, action: Enqueue) -> None:
+        """The router keeps a request; nobody works on it."""
+        row = self.open[action.request_id].row.row
+        queued = (self.clock.now, row, action.request_id, None, self._router, "queue", None, action.reason, None)
+        self._sinks.decisions.append(queued)
+
     def _submit_leg(self, request: OpenRequest, worker: MockWorker, seq: EngineSequence) -> str | None:
         """One side of a hand-off; returns why it is refused."""
         if self.handoffs is None or request.handoff is None:
@@ -443,7 +451,7 @@ class MockWorld:
     def _fire(self, action: SetTimer) -> None:
         if self._timers.get(action.name) == action.due_s:
             del self._timers[action.name]
-            self.post(TimerFired(at_s=self.clock.now, name=action.name))
+            self._post_informed(TimerFired(at_s=self.clock.now, name=action.name))
 
     def call(self, at_s: float, order: int, what: Callable[[], None]) -> None:
         """Let something happen at an instant, in its place among what happens then."""

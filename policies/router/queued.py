@@ -1,0 +1,239 @@
+"""A router that lets requests wait while every worker that they could go to is busy with prompts.
+
+It stands in front of a mode, which chooses as ever when the time has come, by what is known then. Who goes next is
+`queue`'s business. It looks again, at the end of the same instant, whenever load may have fallen; it never overtakes
+within a class, and what has nobody to wait for is not kept.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+from policies.cluster.actions import Action, Enqueue, SetTimer
+from policies.cluster.events import (
+    ENDS,
+    BusyThresholdsChanged,
+    Event,
+    FirstToken,
+    PrefillDone,
+    RequestArrived,
+    RequestEvent,
+    RequestInterrupted,
+    TimerFired,
+    WorkerDraining,
+    WorkerLost,
+    WorkerUp,
+)
+from policies.cluster.ids import Leg, RequestId, Role, WorkerId
+from policies.cluster.state import ClusterView, WorkerView
+from policies.router.base import Refusal, Router
+from policies.router.queue import Classes, Queue, QueueClass, Waiting
+from policies.router.settings import QueueSettings, RouterSettings
+
+LOOK, EXPIRE = "router-queue", "router-queue-wait"
+"""Timers: look who can go; refuse whoever has waited too long."""
+
+_FREEING: frozenset[type[Event]] = frozenset(
+    {PrefillDone, FirstToken, RequestInterrupted, WorkerUp, WorkerLost, WorkerDraining, BusyThresholdsChanged, *ENDS}
+)
+"""After these, somebody who waits may be able to go, or has nobody left to wait for."""
+
+_SUSPICIOUS_SHARE = 0.5
+"""A worker whose step takes more of its pool than this has probably announced the pool (SGLang does)."""
+
+
+class Queued:
+    """A mode with a queue in front of it; to a world, and to whoever places legs, it is a router like any other.
+
+    Counters, beside those of the mode: requests `queued`, most at once (`queue_peak`), and workers whose announced step
+    budget is so large that they never count as busy (`queue_budget_suspect`).
+    """
+
+    subscribes: ClassVar[frozenset[type[Event]]] = Router.subscribes | _FREEING | {TimerFired}
+
+    def __init__(self, inner: Router, settings: QueueSettings) -> None:
+        self.settings: RouterSettings = inner.settings
+        self.subscribes = type(self).subscribes | inner.subscribes  # type: ignore[misc]
+        self._inner = inner
+        self._limits = settings
+        self._classes = Classes(settings.classes)
+        self._queue = Queue(self._classes.all)
+        self._needs_lengths = len(self._classes.all) > 1 or self._classes.all[0].order == "wspt"
+        self._deadlines: deque[tuple[float, RequestId]] = deque()
+        self._looks = False  # the timer is set
+        self._expires = False
+        self._queued = 0
+        self._peak = 0
+        self._suspects = 0
+
+    def counters(self) -> dict[str, int]:
+        """Counts for the report."""
+        counts = {"queued": self._queued, "queue_peak": self._peak, "queue_budget_suspect": self._suspects}
+        return self._inner.counters() | counts
+
+    def decide(self, event: Event, view: ClusterView) -> Iterable[Action]:
+        if isinstance(event, RequestArrived):
+            return self.send(event, view)
+        if isinstance(event, TimerFired):
+            return self._fired(event, view)
+        if type(event) in self._inner.subscribes:
+            self._inner.decide(event, view)
+        if isinstance(event, RequestEvent):
+            if isinstance(event, RequestInterrupted) or type(event) in ENDS:
+                self.withdraw(event.request_id)
+        elif isinstance(event, WorkerUp):
+            self._suspects += self._is_suspicious(event)
+        return self._look(event.at_s) if type(event) in _FREEING else ()
+
+    # ------------------------------------------------------------ as one leg of a request
+
+    def serve(self, role: Role, leg: Leg) -> None:
+        """Choose among the workers of one role only, for one leg of requests."""
+        self._inner.serve(role, leg)
+
+    def best_overlap(self, event: RequestArrived, view: ClusterView) -> tuple[WorkerId | None, int]:
+        """As the mode knows it."""
+        return self._inner.best_overlap(event, view)
+
+    def leg_over(self, request_id: RequestId, at_s: float) -> Sequence[Action]:
+        """This router's leg of a request is done."""
+        self._inner.leg_over(request_id, at_s)
+        return self._look(at_s)
+
+    def withdraw(self, request_id: RequestId) -> None:
+        """A request that may wait here is to go nowhere."""
+        self._queue.remove(request_id)
+
+    def send(self, event: RequestArrived, view: ClusterView) -> Iterable[Action]:
+        """Orders for a request that arrives: it goes, waits, or is refused."""
+        inner, queue = self._inner, self._queue
+        targets = inner.targets(event, view)
+        uncached_tokens = self._uncached(event, targets)
+        hints = event.hints
+        named, family = (hints.policy_class, hints.family) if hints is not None else (None, None)
+        queue_class = self._classes.of(named, family, uncached_tokens)
+        backlog = queue.backlog(queue_class)
+        busy = self._busy(targets, event.at_s)
+        if not targets or not queue_class.waits or not (busy or backlog):
+            return (inner.route(event, view),)
+        full = self._full(len(targets))
+        if full is not None:
+            return (inner.refuse(event.request_id, full),)
+        orders: list[Action] = [self._enqueue(event, queue_class, uncached_tokens, busy)]
+        if not busy:
+            orders += self._look(event.at_s)
+        orders += self._watch_deadline(event)
+        return orders
+
+    # ------------------------------------------------------------ going in
+
+    def _enqueue(self, event: RequestArrived, queue_class: QueueClass, uncached_tokens: int, busy: bool) -> Enqueue:
+        strict = event.hints.strict_priority if event.hints is not None else 0
+        entry = self._queue.add(event, queue_class, strict, uncached_tokens)
+        self._queued += 1
+        self._peak = max(self._peak, len(self._queue))
+        why = "every worker is busy with prompts" if busy else "others of its class wait"
+        return Enqueue(
+            request_id=event.request_id,
+            policy_class=queue_class.name,
+            strict_priority=strict,
+            score=entry.score,
+            uncached_tokens=entry.uncached_tokens,
+            reason=f"{why}; {len(self._queue)} wait",
+        )
+
+    def _uncached(self, event: RequestArrived, targets: Sequence[WorkerView]) -> int:
+        """Prompt tokens to compute where most of it is cached, if anything depends on it."""
+        if not self._needs_lengths:
+            return event.isl
+        _, blocks = self._inner.best_of(event, targets)
+        return max(1, event.isl - blocks * self.settings.block_size)
+
+    def _full(self, workers: int) -> Refusal | None:
+        """Why nobody more may wait."""
+        waiting, tokens, limits = len(self._queue), self._queue.tokens, self._limits
+        if limits.requests_per_worker is not None and waiting >= limits.requests_per_worker * workers:
+            limit = f"{limits.requests_per_worker} for each of {workers} workers"
+            return Refusal("queue_limit", f"{waiting} requests wait, the limit is {limit}")
+        if limits.tokens_per_worker is not None and tokens >= limits.tokens_per_worker * workers:
+            limit = f"{limits.tokens_per_worker} for each of {workers} workers"
+            return Refusal("queue_limit", f"{tokens} prompt tokens wait, the limit is {limit}")
+        return None
+
+    # ------------------------------------------------------------ busy
+
+    def _busy(self, targets: Sequence[WorkerView], at_s: float) -> bool:
+        """Whether enough of the workers that a request could go to are busy with prompts."""
+        busy = sum(self._is_busy(worker, at_s) for worker in targets)
+        return 0 < busy >= self._limits.busy_worker_share * len(targets)
+
+    def _is_busy(self, worker: WorkerView, at_s: float) -> bool:
+        tokens, limits = self._inner.prefill_tokens(worker.worker_id, at_s), self._limits
+        if limits.prefill_busy_tokens is not None and tokens > limits.prefill_busy_tokens:
+            return True
+        share, budget = limits.prefill_busy_share, worker.up.max_batched_tokens
+        return share is not None and bool(budget) and tokens > share * (budget or 0)
+
+    def _is_suspicious(self, up: WorkerUp) -> bool:
+        pool_tokens = (up.total_blocks or 0) * up.block_size
+        by_share = self._limits.prefill_busy_share is not None
+        return by_share and bool(pool_tokens) and (up.max_batched_tokens or 0) > _SUSPICIOUS_SHARE * pool_tokens
+
+    # ------------------------------------------------------------ going on
+
+    def _look(self, at_s: float) -> Sequence[Action]:
+        """Have a look at the end of this instant, if anybody waits."""
+        if self._looks or not self._queue:
+            return ()
+        self._looks = True
+        return (SetTimer(name=LOOK, due_s=at_s, reason="load may have fallen"),)
+
+    def _watch_deadline(self, event: RequestArrived) -> Sequence[Action]:
+        longest_s = self._limits.max_wait_s
+        if longest_s is None:
+            return ()
+        self._deadlines.append((event.at_s + longest_s, event.request_id))
+        return self._next_deadline()
+
+    def _next_deadline(self) -> Sequence[Action]:
+        """One timer at a time, for whoever has waited longest of those who still do."""
+        deadlines = self._deadlines
+        while deadlines and deadlines[0][1] not in self._queue:
+            deadlines.popleft()
+        if self._expires or not deadlines:
+            return ()
+        self._expires = True
+        due_s, request_id = deadlines[0]
+        return (SetTimer(name=EXPIRE, due_s=due_s, reason=f"request {request_id} waits no longer"),)
+
+    def _fired(self, event: TimerFired, view: ClusterView) -> Iterator[Action]:
+        if event.name == LOOK:
+            self._looks = False
+            yield from self._go(event.at_s, view)
+        elif event.name == EXPIRE:
+            self._expires = False
+            yield from self._expire(event.at_s)
+            yield from self._next_deadline()
+            yield from self._look(event.at_s)
+
+    def _go(self, at_s: float, view: ClusterView) -> Iterator[Action]:
+        """Send whoever can go now. The view takes in each order before the next one is made."""
+        while (entry := self._queue.pop(lambda waiting: self._blocked(waiting, at_s, view))) is not None:
+            yield self._inner.route(replace(entry.event, at_s=at_s), view)
+
+    def _blocked(self, entry: Waiting, at_s: float, view: ClusterView) -> bool:
+        """Whether a request still has to wait; one that nobody will ever take does not."""
+        now = replace(entry.event, at_s=at_s)
+        targets = self._inner.targets(now, view)
+        return self._busy(targets, at_s) if targets else self._inner.waits_for_load(now, view)
+
+    def _expire(self, at_s: float) -> Iterator[Action]:
+        while self._deadlines and self._deadlines[0][0] <= at_s:
+            _, request_id = self._deadlines.popleft()
+            entry = self._queue.remove(request_id)
+            if entry is not None:
+                waited_s = at_s - entry.since_s
+                yield self._inner.refuse(request_id, Refusal("queue_timeout", f"waited {waited_s:g} s in the queue"))
