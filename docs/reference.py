@@ -15,6 +15,7 @@ from typing import Any
 
 from twin.commands.tree import BUILT_IN, root
 from twin.config import LARGEST, NAMES, Entry, keys_of
+from twin.config_file import MANY
 from twin.config_read import FLAGS, TABLES
 from twin.config_values import toml_value
 from twin.errors import Exit
@@ -75,7 +76,6 @@ limits = "ttft=200ms,itl=50ms@p95"
 * `trace.concurrency` implies `arrivals = "closed"`.
 * An unknown key is refused, with the nearest name and the table that has it. So is an option that changes nothing in
   the run at hand (a parameter of `kv` under `round-robin`, say); with `allow_no_effect` it is listed in the report.
-* What a later version will have (`mode = "device-aware-weighted"`) is refused as not available.
 """
 
 
@@ -129,7 +129,8 @@ def _latency_keys() -> str:
 
 
 def _table(path: str, table: type) -> str:
-    header = {"": "Top level, and `[sla]`", "workers": "`[[workers]]`", "links": "`[[links]]`"}.get(path, f"`[{path}]`")
+    many = {name: f"`[[{name}]]`" for name in MANY}
+    header = ({"": "Top level, and `[sla]`"} | many).get(path, f"`[{path}]`")
     rows = "".join(_key(path, entry) for entry in keys_of(table))
     return f"\n## {header}\n\n| key | default | may be | meaning | flag |\n|---|---|---|---|---|\n{rows}"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from policies.cluster.actions import Action, Dispatch, Reject
+from policies.cluster.actions import Action, Dispatch, Reject, SetTimer
 from policies.cluster.blocks import BlockPath, ContentTree
 from policies.cluster.controller import Controller, JournalSink, Policy
 from policies.cluster.events import (
@@ -23,6 +23,7 @@ from policies.cluster.events import (
     RequestFailed,
     RequestFinished,
     RequestRejected,
+    TimerFired,
     WorkerDraining,
     WorkerLost,
     WorkerUp,
@@ -56,6 +57,7 @@ SETTINGS = RouterSettings(
     track_output_blocks=False,
     assume_kv_reuse=True,
     use_kv_events=True,
+    device_ratio=8,
 )
 
 
@@ -109,7 +111,7 @@ class Scene:
         self._controller = Controller([policy], journal)
         self._now_s = 0.0
         self._step_s = step_s
-        self._isl: dict[str, int] = {}
+        self._timers: dict[str, float] = {}
         self.where: dict[str, int] = {}
         for up in workers if not isinstance(workers, int) else [worker(i) for i in range(workers)]:
             self.post(replace(up, at_s=self._now_s))
@@ -119,12 +121,32 @@ class Scene:
         return self._controller.view
 
     @property
-    def next_s(self) -> float:
-        self._now_s += self._step_s
+    def now_s(self) -> float:
         return self._now_s
 
+    @property
+    def next_s(self) -> float:
+        """The time of the next event; timers that are due by then fire first."""
+        return self.wait(self._step_s)
+
+    def wait(self, for_s: float) -> float:
+        """Let time pass, and the timers fire that come due."""
+        until_s = self._now_s + for_s
+        self._fire(until_s)
+        self._now_s = max(self._now_s, until_s)
+        return self._now_s
+
+    def _fire(self, until_s: float) -> None:
+        while self._timers:
+            due_s, name = min((due_s, name) for name, due_s in self._timers.items())
+            if due_s > until_s:
+                break
+            del self._timers[name]
+            self._now_s = max(self._now_s, due_s)
+            self.post(TimerFired(at_s=self._now_s, name=name))
+
     def post(self, event: Event) -> list[Action]:
-        """One step; also what the world owes for a Reject."""
+        """One step; also what the world owes for a Reject, and the timers that are due at once."""
         actions = list(self._controller.step(event))
         self.invariants.observe(event, actions)
         self.invariants.audit(self.view)
@@ -132,14 +154,22 @@ class Scene:
             if isinstance(action, Dispatch):
                 self.where[action.request_id] = action.worker_id
             elif isinstance(action, Reject):
-                self.post(RequestRejected(at_s=self.next_s, request_id=action.request_id, reason=action.code))
+                self.post(RequestRejected(at_s=self._now_s, request_id=action.request_id, reason=action.code))
+            elif isinstance(action, SetTimer):
+                self._timers[action.name] = action.due_s
+        self._fire(self._now_s)
         return actions
 
     def path(self, keys: Sequence[int]) -> BlockPath:
         return keys_path(self.tree, keys)
 
     def arrive(
-        self, request_id: str, isl: int = 640, keys: Sequence[int] | None = None, hint: int | None = None
+        self,
+        request_id: str,
+        isl: int = 640,
+        keys: Sequence[int] | None = None,
+        hint: int | None = None,
+        **more: object,
     ) -> Action:
         """A request arrives; the one action for it. With `keys`, the prompt's blocks are the first isl // size."""
         blocks = self.tree.path(list(keys), isl) if keys is not None else None
@@ -149,8 +179,9 @@ class Scene:
             isl=isl,
             blocks=blocks,
             worker_hint=WorkerId(hint) if hint is not None else None,
+            **more,  # type: ignore[arg-type]
         )
-        (action,) = self.post(arrived)
+        (action,) = [action for action in self.post(arrived) if not isinstance(action, SetTimer)]
         return action
 
     def send(self, request_id: str, isl: int = 640, keys: Sequence[int] | None = None, hint: int | None = None) -> int:

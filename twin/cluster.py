@@ -68,6 +68,8 @@ def _build(group: WorkerGroup, first: int, seed: int, *, peer: bool, leap: bool)
             gpus=group.gpus,
             startup_s=startup_s,
             loras=group.loras,
+            taints=group.taints or (),
+            on_cpu=group.on_cpu,
         )
         for i in range(group.count)
     )

@@ -23,14 +23,13 @@ KIND_DEFAULTS: Mapping[str, Mapping[str, int]] = MappingProxyType(
 
 
 class Limits(NamedTuple):
-    """What a key means and may be; `later` are choices of later versions, `absent` says what leaving it out means."""
+    """What a key means and may be; `absent` says what leaving it out means."""
 
     meaning: str
     low: float | None = None
     above: float | None = None
     high: float | None = None
     choices: tuple[str, ...] = ()
-    later: tuple[str, ...] = ()
     absent: str = ""
     plugins: str = ""  # an entry-point group whose names are choices as well
 
@@ -306,6 +305,10 @@ class WorkerGroup:
     lora_rank: int = _key(
         16, "largest rank of adapters; as many as can be in a batch take memory from the pool", low=1, high=1024
     )
+    taints: tuple[str, ...] | None = _key(
+        None, "what its workers are, for router.required_taints and preferred_taints, like zone=a", absent="none"
+    )
+    on_cpu: bool = _key(False, "its workers run without GPUs, for router.mode device-aware-weighted")
     usd_per_hour: float | None = _key(None, "price of one GPU for an hour", low=0, absent="no cost is reported")
     engine: EngineConfig = field(default=EngineConfig())
     latency: LatencyConfig = field(default=LatencyConfig())
@@ -319,14 +322,107 @@ class WorkerGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QueueConfig:
+    """`[router.queue]`: when requests wait in the router, instead of behind the prompts that every worker has."""
+
+    prefill_busy_share: float | None = _key(
+        None,
+        "a worker is busy with more prompt tokens dispatched and not computed than this share of a step's budget",
+        low=0,
+        high=1e6,
+        absent="not by share; without either limit no request waits",
+    )
+    prefill_busy_tokens: int | None = _key(
+        None, "a worker is busy with more such tokens than this", low=0, high=LARGEST, absent="not by tokens"
+    )
+    busy_worker_share: float = _key(1.0, "requests wait once this share of their workers is busy", above=0, high=1)
+    order: str = _key(
+        "fcfs",
+        "who goes first: first come, last come, or most weight per token left to compute",
+        choices=("fcfs", "lcfs", "wspt"),
+    )
+    requests_per_worker: int | None = _key(
+        None, "as many wait at most, times the workers they could go to", low=0, high=LARGEST, absent="no limit"
+    )
+    tokens_per_worker: int | None = _key(
+        None,
+        "the next is refused once prompts of so many tokens wait, times the workers",
+        low=0,
+        absent="no limit",
+        high=LARGEST,
+    )
+    max_wait_s: float | None = _key(None, "who has waited longer is refused", above=0, absent="no limit")
+
+    @property
+    def is_on(self) -> bool:
+        """Whether any request can ever wait."""
+        return self.prefill_busy_share is not None or self.prefill_busy_tokens is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassConfig:
+    """`[[classes]]`: one class of requests in the router's queue; classes take turns by what they are owed."""
+
+    name: str = _key("all", "name of the class")
+    family: str = _key("default", "requests that name no family are of family default")
+    min_tokens: int = _key(0, "for prompts with at least so many tokens left to compute", low=0, high=LARGEST)
+    quantum_tokens: int = _key(8192, "tokens of prompt that it is given in each round", low=1, high=LARGEST)
+    order: str | None = _key(
+        None, "who goes first within it", choices=("fcfs", "lcfs", "wspt"), absent="router.queue.order"
+    )
+    waits: bool = _key(True, "false: its requests go to busy workers at once")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BusyConfig:
+    """`[router.busy]`: when a worker is overloaded: it gets nothing; if all are, requests are refused (shed)."""
+
+    decode_blocks_share: float | None = _key(
+        None, "with more of its KV blocks active than this share", low=0, high=1e6, absent="never"
+    )
+    prefill_tokens: int | None = _key(
+        None, "with more prompt tokens dispatched and not computed than this", low=0, high=LARGEST, absent="never"
+    )
+    prefill_share: float | None = _key(
+        None, "with more such tokens than this share of a step's budget", low=0, high=1e6, absent="never"
+    )
+    engine_queue: int | None = _key(
+        None, "with so many requests there beside those that run", low=2, high=LARGEST, absent="never"
+    )
+    engine_running: int | None = _key(
+        None, "how many run, for engine_queue", low=1, high=LARGEST, absent="max_num_seqs of the worker"
+    )
+
+    @property
+    def is_on(self) -> bool:
+        """Whether any worker can ever be overloaded."""
+        return any(
+            limit is not None
+            for limit in (self.decode_blocks_share, self.prefill_tokens, self.prefill_share, self.engine_queue)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AffinityConfig:
+    """`[router.affinity]`: requests of a session go where its first one went."""
+
+    mode: str = _key(
+        "off",
+        "hard: to that worker or, while it is overloaded, to none; soft: to that one if it may be",
+        choices=("off", "hard", "soft"),
+    )
+    ttl_s: float = _key(300.0, "a session is forgotten so long after its last request ended", low=1, high=31_536_000)
+    sessions: int = _key(65_536, "sessions remembered at most", low=1, high=LARGEST)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
     """`[router]`: the mode, and the parameters of the `kv` cost."""
 
     mode: str = _key(
         "round-robin",
         "which policy picks the worker",
-        choices=("round-robin", "random", "least-loaded", "power-of-two", "direct", "kv"),
-        later=("device-aware-weighted",),
+        choices=("round-robin", "random", "least-loaded", "power-of-two", "device-aware-weighted", "direct", "kv"),
         plugins="dynatwin.routers",
     )
     tie_break: str = _key("seeded", "who gets it at equal cost", choices=("seeded", "lowest_id", "least_recent"))
@@ -349,6 +445,22 @@ class RouterConfig:
     assume_kv_reuse: bool = _key(True, "equal prompts on one worker share their blocks")
     use_kv_events: bool = _key(True, "learn what is cached from the workers' events")
     decode_basis: str = _key("potential", "blocks after adding the request, or before", choices=("potential", "active"))
+    prefill_tokens_per_s: float | None = _key(
+        None,
+        "how fast a worker computes prompts: the oldest one there weighs less the longer it is computed",
+        above=0,
+        absent="a prompt weighs in full until its first token",
+    )
+    device_ratio: int = _key(8, "requests on a worker with GPUs for one on a worker without", low=1, high=LARGEST)
+    required_taints: tuple[str, ...] | None = _key(
+        None, "requests go only to workers that have all of these taints", absent="none"
+    )
+    preferred_taints: tuple[str, ...] | None = _key(
+        None, 'taints that make a worker cheaper, or dearer below 0, as in ["zone=a:1", "old:-0.5"]', absent="none"
+    )
+    queue: QueueConfig = field(default=QueueConfig())
+    busy: BusyConfig = field(default=BusyConfig())
+    affinity: AffinityConfig = field(default=AffinityConfig())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -437,6 +549,7 @@ class Config:
     workers: tuple[WorkerGroup, ...] = field(default=(WorkerGroup(),))
     links: tuple[LinkConfig, ...] = field(default=())
     router: RouterConfig = field(default=RouterConfig())
+    classes: tuple[ClassConfig, ...] = field(default=())
     observe: ObserveConfig = field(default=ObserveConfig())
     disaggregation: DisaggregationConfig = field(default=DisaggregationConfig())
     resilience: ResilienceConfig = field(default=ResilienceConfig())

@@ -10,10 +10,12 @@ from dataclasses import fields
 
 from policies.router.build import MODES
 from twin.config import (
+    ClassConfig,
     Config,
     DisaggregationConfig,
     EngineConfig,
     LatencyConfig,
+    QueueConfig,
     ResilienceConfig,
     RouterConfig,
     StartupConfig,
@@ -57,7 +59,7 @@ def without_effect(config: Config) -> Iterator[tuple[str, str]]:
         if group.engine.max_loras is not None and config.compat != "none":
             yield f"workers.{group.name}.engine.max_loras", f"compat {config.compat} knows no adapters"
     yield from _links(config)
-    yield from _router(config.router)
+    yield from _router(config)
     yield from _observe(config)
     yield from _disaggregation(config)
     yield from _resilience(config)
@@ -207,11 +209,19 @@ def foreign_keys(latency: LatencyConfig) -> dict[str, str]:
     return {name: models[0] for name, models in owners.items() if models and latency.model not in models}
 
 
-def _router(router: RouterConfig) -> Iterator[tuple[str, str]]:
+def _router(config: Config) -> Iterator[tuple[str, str]]:
+    router = config.router
+    yield from _queue(config)
+    yield from _taints(config)
+    if router.affinity.mode == "off":
+        for name in _changed(router.affinity, ("ttl_s", "sessions")):
+            yield f"router.affinity.{name}", "affinity.mode is off"
+    if router.busy.engine_running is not None and router.busy.engine_queue is None:
+        yield "router.busy.engine_running", "without engine_queue nobody counts what runs"
     if router.mode not in MODES:
         return  # what a plug-in reads is its own affair
-    for name in _changed(router, [entry.name for entry in keys_of(RouterConfig) if entry.name != "mode"]):
-        if router.mode != "kv" and not (name == "tie_break" and router.mode == "least-loaded"):
+    for name in _changed(router, [entry.name for entry in keys_of(RouterConfig) if entry.name not in _OTHERS]):
+        if router.mode != "kv" and not (name == "tie_break" and router.mode in TIES):
             yield f"router.{name}", f"mode {router.mode} does not read it"
         elif name in NO_TIER:
             yield f"router.{name}", "the router of this version is not told what lies in lower tiers"
@@ -223,6 +233,63 @@ def _router(router: RouterConfig) -> Iterator[tuple[str, str]]:
             yield f"router.{name}", "track_active_blocks is off, so the cost has no decode term"
         elif name == "prefill_load_scale" and router.overlap_score_weight is not None:
             yield f"router.{name}", "overlap_score_weight, its older name, is given as well and holds"
+    if router.prefill_tokens_per_s is not None and not (
+        (router.mode == "kv" and router.track_prefill_tokens) or router.queue.is_on or _reads_prefill(router)
+    ):
+        yield "router.prefill_tokens_per_s", f"mode {router.mode} does not look at prompts that are not computed"
+    if router.busy.decode_blocks_share is not None and router.mode == "kv" and not router.track_active_blocks:
+        yield "router.busy.decode_blocks_share", "track_active_blocks is off, so no block is counted"
+
+
+_DEFAULT_CLASS, _DEFAULT_ROUTER = ClassConfig(), RouterConfig()
+_OTHERS = ("mode", "prefill_tokens_per_s", "device_ratio", "required_taints", "preferred_taints")
+TIES = ("least-loaded", "device-aware-weighted")
+
+
+def _reads_prefill(router: RouterConfig) -> bool:
+    return router.busy.prefill_tokens is not None or router.busy.prefill_share is not None
+
+
+def _queue(config: Config) -> Iterator[tuple[str, str]]:
+    queue = config.router.queue
+    if not queue.is_on:
+        why = "no request ever waits: neither queue.prefill_busy_share nor queue.prefill_busy_tokens is given"
+        for name in _changed(queue, [entry.name for entry in keys_of(QueueConfig)]):
+            yield f"router.queue.{name}", why
+        for one in config.classes:
+            yield f"classes.{one.name}.name", why
+        return
+    if queue.order != "fcfs" and config.classes and all(one.order is not None for one in config.classes):
+        yield "router.queue.order", "every class says its own order"
+    for one in config.classes:
+        if one.quantum_tokens != _DEFAULT_CLASS.quantum_tokens and len(config.classes) == 1:
+            yield f"classes.{one.name}.quantum_tokens", "it is the only class, so nobody takes turns with it"
+        if one.family != "default":
+            yield f"classes.{one.name}.family", "no trace names a family, so all requests are of family default"
+        if not one.waits and one.order is not None:
+            yield f"classes.{one.name}.order", "its requests do not wait"
+
+
+def _taints(config: Config) -> Iterator[tuple[str, str]]:
+    """Taints that nobody asks for, and what nobody has; workers without GPUs where the mode does not look at it."""
+    router = config.router
+    liked = {text.rpartition(":")[0] for text in router.preferred_taints or ()}
+    asked = liked | {*(router.required_taints or ())}
+    for group in config.workers:
+        if group.taints and not asked & {*group.taints}:
+            yield f"workers.{group.name}.taints", "neither required_taints nor preferred_taints of the router names one"
+        if group.on_cpu and router.mode in MODES and router.mode != "device-aware-weighted":
+            yield f"workers.{group.name}.on_cpu", f"mode {router.mode} does not look at it"
+    there = {taint for group in config.workers for taint in group.taints or ()}
+    if router.preferred_taints and router.mode in MODES and router.mode != "kv":
+        yield "router.preferred_taints", f"mode {router.mode} has no cost to weigh"
+    elif liked - there:
+        yield "router.preferred_taints", f"no group of workers has {', '.join(sorted(liked - there))}"
+    if router.device_ratio != _DEFAULT_ROUTER.device_ratio and router.mode in MODES:
+        if router.mode != "device-aware-weighted":
+            yield "router.device_ratio", f"mode {router.mode} does not read it"
+        elif len({group.on_cpu for group in config.workers}) == 1:
+            yield "router.device_ratio", "all workers are of one kind; see workers.on_cpu"
 
 
 def _disaggregation(config: Config) -> Iterator[tuple[str, str]]:

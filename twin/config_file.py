@@ -24,6 +24,9 @@ TABLES = frozenset(
     [
         "trace",
         "router",
+        "router.queue",
+        "router.busy",
+        "router.affinity",
         "observe",
         "disaggregation",
         "resilience",
@@ -34,7 +37,9 @@ TABLES = frozenset(
         *SHORT_FORMS,
     ]
 )
-MANY = ("workers", "links")  # tables that there may be several of: [[workers]], [[links]]
+NAMED = ("links", "classes")  # tables that there may be several of, each with a name: [[links]], [[classes]]
+MANY = ("workers", *NAMED)
+ONE = {"links": "link", "classes": "class"}  # what one of them is called
 
 Found = dict[Key, Given]
 
@@ -52,7 +57,8 @@ def read_file(file: Path) -> tuple[Found, list[str | None]]:
         raise ConfigError(f"{_place(file, lines, ('workers',))}: begin each group of workers with the line [[workers]]")
     tables: list[tuple[Key, Mapping[str, object]]] = [((), document)]
     tables += [(("workers", at), group) for at, group in enumerate(groups)]
-    tables += [(("links", at), link) for at, link in enumerate(_links(file, document, lines))]
+    for name in NAMED:
+        tables += [((name, at), table) for at, table in enumerate(_named(name, file, document, lines))]
     while tables:
         base, table = tables.pop(0)
         for name, value in table.items():
@@ -71,15 +77,15 @@ def read_file(file: Path) -> tuple[Found, list[str | None]]:
     return given, [name if isinstance(name, str) else None for name in names]
 
 
-def _links(file: Path, document: dict[str, object], lines: Mapping[Key, int]) -> list[dict[str, object]]:
-    """The tables [[links]], each with a name."""
-    links = document.pop("links", [])
-    if not isinstance(links, list) or not all(isinstance(link, dict) for link in links):
-        raise ConfigError(f"{_place(file, lines, ('links', 0))}: begin each link with the line [[links]]")
-    for at, link in enumerate(links):
-        if "name" not in link:
-            raise ConfigError(f"{_place(file, lines, ('links', at))}: this link has no name; write name = ... below it")
-    return links
+def _named(name: str, file: Path, document: dict[str, object], lines: Mapping[Key, int]) -> list[dict[str, object]]:
+    """The tables [[name]], each with a name of its own."""
+    tables, one = document.pop(name, []), ONE[name]
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise ConfigError(f"{_place(file, lines, (name, 0))}: begin each {one} with the line [[{name}]]")
+    for at, table in enumerate(tables):
+        if "name" not in table:
+            raise ConfigError(f"{_place(file, lines, (name, at))}: this {one} has no name; write name = ... below it")
+    return tables
 
 
 def dotted(key: Key) -> str:

@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Iterable
 
 from policies.errors import ConfigError
+from twin.config_values import number_of
 
 LARGEST_BATCH = 65_536
 
@@ -41,3 +44,15 @@ def graph_sizes(text: str, where: str) -> tuple[int, ...]:
             )
         sizes.update(range(low, high + 1, step))
     return tuple(sorted(sizes))
+
+
+def taint_weights(texts: Iterable[str], where: str) -> tuple[tuple[str, float], ...]:
+    """`zone=a:1`: a taint, a colon, and how much it is liked; below 0 it is not."""
+    found = []
+    for text in texts:
+        taint, _, weight = text.rpartition(":")
+        number = number_of(weight)
+        if not taint or number is None or not math.isfinite(number):
+            raise ConfigError(f'{where}: "{text}" must be a taint, a colon and a number, as in zone=a:1')
+        found.append((taint, number))
+    return tuple(found)

@@ -18,6 +18,9 @@ from policies.errors import ConfigError
 from twin.config import (
     KIND_DEFAULTS,
     LINK_KINDS,
+    AffinityConfig,
+    BusyConfig,
+    ClassConfig,
     Config,
     DisaggregationConfig,
     EngineConfig,
@@ -26,6 +29,7 @@ from twin.config import (
     LinkConfig,
     ObserveConfig,
     PathConfig,
+    QueueConfig,
     ResilienceConfig,
     RouterConfig,
     StartupConfig,
@@ -34,8 +38,8 @@ from twin.config import (
     keys_of,
 )
 from twin.config_effect import foreign_keys, without_effect
-from twin.config_file import SHORT_FORMS, Found, dotted, read_file
-from twin.config_lists import accept_rates, graph_sizes
+from twin.config_file import NAMED, ONE, SHORT_FORMS, Found, dotted, read_file
+from twin.config_lists import accept_rates, graph_sizes, taint_weights
 from twin.config_values import Given, Key, checked, nearest, parameter, toml_value
 from twin.link_use import check_path, path_of
 from twin.perf.cargo import CARGOES
@@ -77,6 +81,10 @@ TABLES: Mapping[str, type] = {
     "workers.links": PathConfig,
     "links": LinkConfig,
     "router": RouterConfig,
+    "router.queue": QueueConfig,
+    "classes": ClassConfig,
+    "router.busy": BusyConfig,
+    "router.affinity": AffinityConfig,
     "observe": ObserveConfig,
     "disaggregation": DisaggregationConfig,
     "resilience": ResilienceConfig,
@@ -105,29 +113,33 @@ def load(
     Raises ConfigError, or CapabilityError for what a later version will have.
     """
     given, groups = read_file(file) if file is not None else ({}, [None])
-    links = [str(value.value) for key, value in given.items() if key[0] == "links" and key[-1] == "name"]
+    named = {
+        table: [str(value.value) for key, value in given.items() if key[0] == table and key[-1] == "name"]
+        for table in NAMED
+    }
     for flag, value in (flags or {}).items():
         if value is not None:
-            given[_key(FLAGS[flag], groups, links, flag)] = Given(value, flag, isinstance(value, str))
+            given[_key(FLAGS[flag], groups, named, flag)] = Given(value, flag, isinstance(value, str))
     for text in sets:
         name, equals, value = text.partition("=")
         if not equals:
             raise ConfigError(f"--set {text}: no '='; write it like --set router.mode=kv")
-        given[_key(name.strip(), groups, links, f"--set {text}")] = Given(value.strip(), "--set", True)
+        given[_key(name.strip(), groups, named, f"--set {text}")] = Given(value.strip(), "--set", True)
     for key, value, origin in varied:
-        given[_key(key, groups, links, f"{origin} {key}")] = Given(value, origin, True)
-    return _Builder(given, len(groups), len(links)).config()
+        given[_key(key, groups, named, f"{origin} {key}")] = Given(value, origin, True)
+    return _Builder(given, len(groups), {table: len(names) for table, names in named.items()}).config()
 
 
-def _key(name: str, groups: Sequence[str | None], links: Sequence[str], asked_by: str) -> Key:
+def _key(name: str, groups: Sequence[str | None], named: Mapping[str, Sequence[str]], asked_by: str) -> Key:
     """A dotted name as a key: `workers.count` is that of the only group, `workers.NAME.count` that of a named one;
-    `links.NAME.latency_s` is that of a link of the file."""
+    `links.NAME.latency_s` is that of a link of the file, and so with classes."""
     parts = name.split(".")
-    if parts[0] == "links" and len(parts) > 1:
-        if parts[1] not in links:
-            there = ", ".join(links) or "none: write a table [[links]] in a file"
-            raise ConfigError(f"{asked_by}: there is no link {parts[1]}; there are {there}")
-        return ("links", links.index(parts[1]), *parts[2:])
+    table = parts[0]
+    if table in named and len(parts) > 1:
+        if parts[1] not in named[table]:
+            there = ", ".join(named[table]) or f"none: write a table [[{table}]] in a file"
+            raise ConfigError(f"{asked_by}: there is no {ONE[table]} {parts[1]}; there are {there}")
+        return (table, named[table].index(parts[1]), *parts[2:])
     if parts[0] != "workers" or len(parts) == 1:
         short = SHORT_FORMS.get(name)
         return (*parts, short) if short else tuple(parts)
@@ -148,10 +160,10 @@ def _key(name: str, groups: Sequence[str | None], links: Sequence[str], asked_by
 class _Builder:
     """Takes the given values one by one into dataclasses; what is left over at the end is unknown."""
 
-    def __init__(self, given: Found, groups: int, links: int) -> None:
+    def __init__(self, given: Found, groups: int, named: Mapping[str, int]) -> None:
         self._left = given
         self._groups = groups
-        self._links = links
+        self._named = named
         self._origins: dict[str, str] = {}
 
     def config(self) -> Config:
@@ -163,8 +175,9 @@ class _Builder:
             **self._values(Config, (), ""),
             trace=TraceConfig(**self._values(TraceConfig, ("trace",), "trace.")),
             workers=tuple(self._group(at) for at in range(self._groups)),
-            links=tuple(self._link(at) for at in range(self._links)),
-            router=RouterConfig(**self._values(RouterConfig, ("router",), "router.")),
+            links=tuple(LinkConfig(**self._one("links", at, LinkConfig)) for at in range(self._named["links"])),
+            router=self._router(),
+            classes=tuple(ClassConfig(**self._one("classes", at, ClassConfig)) for at in range(self._named["classes"])),
             observe=ObserveConfig(**self._values(ObserveConfig, ("observe",), "observe.")),
             disaggregation=DisaggregationConfig(
                 **self._values(DisaggregationConfig, ("disaggregation",), "disaggregation.")
@@ -217,9 +230,19 @@ class _Builder:
             links=PathConfig(**self._values(PathConfig, (*base, "links"), f"{shown}links.")),
         )
 
-    def _link(self, at: int) -> LinkConfig:
-        base: Key = ("links", at)
-        return LinkConfig(**self._values(LinkConfig, base, f"links.{self._left[(*base, 'name')].value}."))
+    def _one(self, table: str, at: int, kind: type) -> dict[str, Any]:
+        """One of the tables [[table]]."""
+        base: Key = (table, at)
+        return self._values(kind, base, f"{table}.{self._left[(*base, 'name')].value}.")
+
+    def _router(self) -> RouterConfig:
+        base: Key = ("router",)
+        return RouterConfig(
+            **self._values(RouterConfig, base, "router."),
+            queue=QueueConfig(**self._values(QueueConfig, (*base, "queue"), "router.queue.")),
+            busy=BusyConfig(**self._values(BusyConfig, (*base, "busy"), "router.busy.")),
+            affinity=AffinityConfig(**self._values(AffinityConfig, (*base, "affinity"), "router.affinity.")),
+        )
 
     def _latency(self, base: Key, shown: str) -> LatencyConfig:
         model = self._values(LatencyConfig, base, shown)
@@ -253,8 +276,9 @@ def _unknown(key: Key, given: Given) -> ConfigError:
         tables = [path for path in known if path]
         near = nearest(table, tables)
         return ConfigError(f"{given.origin}: there is no table [{table}]{near}; there are {', '.join(tables)}")
-    if name in ("trace", "workers", "links", "router", "observe", "disaggregation", "resilience", "faults"):
-        return ConfigError(f"{given.origin}: {name} is a table; write [{name}] and its keys below")
+    whole = f"{table}.{name}" if table else name
+    if whole in TABLES and whole not in SHORT_FORMS:
+        return ConfigError(f"{given.origin}: {whole} is a table; write [{whole}] and its keys below")
     elsewhere = [path for path, names in known.items() if name in names]
     near = nearest(name, known[table])
     anywhere = nearest(name, [f"{path}.{key}" for path, keys in known.items() if path for key in keys], last=True)
@@ -281,6 +305,7 @@ def _check_together(config: Config) -> None:
     _check_links(config)
     _check_blocks(config)
     _check_loras(config)
+    _check_router(config)
     if trace.arrivals == "closed" and trace.concurrency is None:
         raise ConfigError(f"{origins['trace.arrivals']}: trace.arrivals = closed needs --concurrency N")
     if trace.rate_rps is not None and trace.speedup != 1 and trace.arrivals != "closed":
@@ -356,6 +381,29 @@ def _check_loras(config: Config) -> None:
                 f"{config.origins[key]}: {key} is given, and workers.{group.name}.loras is not: list the adapters of "
                 f"every group, with loras = [] where there are none"
             )
+
+
+def _check_router(config: Config) -> None:
+    """Classes of the queue are whole, and somebody has the taints that requests need."""
+    router, origins = config.router, config.origins
+    if router.preferred_taints is not None:
+        where = f"{origins['router.preferred_taints']}: router.preferred_taints"
+        taint_weights(router.preferred_taints, where)
+    needed = set(router.required_taints or ())
+    if needed and not any(needed <= {*(group.taints or ())} for group in config.workers):
+        raise ConfigError(
+            f"{origins['router.required_taints']}: router.required_taints = {toml_value(router.required_taints)}: no "
+            "group of workers has them all, so every request would be refused; see workers.taints"
+        )
+    if config.classes and router.queue.is_on:
+        from policies.router.queue import Classes
+        from twin.routing import queue_classes
+
+        try:
+            Classes(queue_classes(config))
+        except ConfigError as error:
+            first = f"classes.{config.classes[0].name}.name"
+            raise ConfigError(f"{origins[first]}: {error}") from None
 
 
 def _check_effect(config: Config) -> Config:

@@ -10,6 +10,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from twin.config import (
+    AffinityConfig,
+    BusyConfig,
+    ClassConfig,
     Config,
     DisaggregationConfig,
     EngineConfig,
@@ -18,6 +21,7 @@ from twin.config import (
     LinkConfig,
     ObserveConfig,
     PathConfig,
+    QueueConfig,
     ResilienceConfig,
     RouterConfig,
     StartupConfig,
@@ -25,7 +29,7 @@ from twin.config import (
     WorkerGroup,
     keys_of,
 )
-from twin.config_file import PATHS
+from twin.config_file import NAMED, PATHS
 from twin.config_values import toml_value
 
 
@@ -99,7 +103,13 @@ def _lines(config: Config) -> Iterator[Line]:
         yield from _table("[workers.links]", f"{shown}.links", PathConfig, group.links)
     for link in config.links:
         yield from _table("[[links]]", f"links.{link.name}", LinkConfig, link)
-    yield from _table("[router]", "router", RouterConfig, config.router)
+    router = config.router
+    yield from _table("[router]", "router", RouterConfig, router)
+    yield from _table("[router.queue]", "router.queue", QueueConfig, router.queue)
+    yield from _table("[router.busy]", "router.busy", BusyConfig, router.busy)
+    yield from _table("[router.affinity]", "router.affinity", AffinityConfig, router.affinity)
+    for one in config.classes:
+        yield from _table("[[classes]]", f"classes.{one.name}", ClassConfig, one)
     yield from _table("[observe]", "observe", ObserveConfig, config.observe)
     yield from _table("[disaggregation]", "disaggregation", DisaggregationConfig, config.disaggregation)
     yield from _table("[resilience]", "resilience", ResilienceConfig, config.resilience)
@@ -115,11 +125,14 @@ def _bare(name: str) -> str:
     return name if name.replace("_", "").replace("-", "").isalnum() and name.isascii() else toml_value(name)
 
 
+_REPEATED = tuple(f"[[{name}]]" for name in NAMED)
+
+
 def _text(rows: Iterable[tuple[str, str]]) -> str:
     lines: list[str] = []
     under = ""
     for header, text in rows:
-        if header != under or (header == "[[links]]" and text.startswith("name = ")):
+        if header != under or (header in _REPEATED and text.startswith("name = ")):
             lines += ["", header]
             under = header
         lines.append(text)

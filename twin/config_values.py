@@ -127,9 +127,6 @@ def _chosen(value: str, given: Given, shown: str, limits: Limits) -> str | None:
     for choice in limits.choices:
         if _plain(choice) == _plain(value):
             return choice
-    if _plain(value) in limits.later:
-        here = f"not available in this version, which has {_listed(limits.choices)}"
-        raise CapabilityError(f"{given.origin}: {shown} = {value}: {here}")
     if limits.plugins:
         from twin.plugins import names
 

@@ -13,6 +13,7 @@ from policies.errors import CapabilityError, ConfigError
 from policies.router.base import Router
 from policies.router.build import Maker, build
 from policies.router.disaggregation import Disaggregated, DisaggregationSettings, leg_settings
+from policies.router.queued import Queued
 from policies.router.settings import RouterSettings
 from twin.cluster import PEER, Group
 from twin.config import Config
@@ -140,7 +141,7 @@ def build_legs(config: Config, settings: RouterSettings, plugins: dict[str, Make
     """The policy that places both legs, each with a mode of its own."""
     table = config.disaggregation
     prefill, decode = (build(leg, plugins) for leg in leg_settings(settings))
-    if not (isinstance(prefill, Router) and isinstance(decode, Router)):
+    if not (isinstance(prefill, Router | Queued) and isinstance(decode, Router)):
         raise CapabilityError(f"router.mode = {settings.mode}: this plug-in cannot place legs; it must be a Router")
     return Disaggregated(
         prefill,

@@ -23,7 +23,6 @@ from policies.cluster.plain import JsonValue
 from policies.errors import ConfigError
 from policies.router.build import Maker
 from policies.router.build import build as build_router
-from policies.router.settings import RouterSettings
 from reports.build import build_report
 from reports.files import held_back
 from reports.record import OWN_FILES, RunWriter, finish_run
@@ -42,6 +41,7 @@ from twin.link_use import uses_links
 from twin.mocker.clock import Clock
 from twin.mocker.demand import Demand
 from twin.mocker.world import MockWorld, Observation
+from twin.routing import router_settings
 
 if TYPE_CHECKING:
     from twin.drill import Drill
@@ -279,15 +279,13 @@ def read_options(trace: TraceConfig) -> ReadOptions:
 
 def build_policy(config: Config, block_size: int, *, explain: bool = False) -> Policy:
     """The routing policy of the configuration, from a plug-in where no mode of ours has that name."""
-    router = config.router
-    names = RouterSettings.__dataclass_fields__.keys() - {"seed", "block_size", "explain"}
-    values = {name: getattr(router, name) for name in names}
-    settings = RouterSettings(seed=config.seed, block_size=block_size, explain=explain, **values)
+    mode = config.router.mode
+    settings = router_settings(config, block_size, explain=explain)
     if config.is_disaggregated:
         from twin.legs import build_legs
 
-        return build_legs(config, settings, _plugins(router.mode))
-    return build_router(settings, _plugins(router.mode))
+        return build_legs(config, settings, _plugins(mode))
+    return build_router(settings, _plugins(mode))
 
 
 def _plugins(mode: str) -> dict[str, Maker]:
@@ -421,9 +419,10 @@ def _report(
     no_effect, warnings = [*idle_faults], []
     if config.trace.hash_block_tokens is not None and not world.keyed:
         no_effect.append("trace.hash_block_tokens has no effect: the trace has no hash ids")
-    if world.prioritised:
+    if world.prioritised and not config.router.queue.is_on:
         no_effect.append(
-            "priorities of the trace have no effect: every queue of this version is first come, first served"
+            "priorities of the trace have no effect: no request waits in the router, whose queue alone reads them "
+            "([router.queue])"
         )
     if not world.adapted and any(group.config.loras for group in groups):
         warnings.append("workers.loras: no row of the trace asks for an adapter; they only take memory")

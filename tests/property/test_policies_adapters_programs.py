@@ -59,7 +59,8 @@ def test_a_request_is_sent_to_one_who_serves_it_and_refused_if_there_is_none(
             assert isinstance(action, Reject)
             assert not can
             known = [seen for seen in scene.view.workers.values() if seen.up.serves(what)]
-            assert action.code == ("no_endpoints" if known or not what else "unknown_lora")
+            nobody = "unknown_lora" if what else "no_endpoints"
+            assert action.code == ("all_fenced" if known else nobody)
 
 
 @examples(300)

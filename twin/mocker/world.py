@@ -62,7 +62,7 @@ class WorkerSpec:
     """One worker to simulate: who it is and what engine it runs. `ready_s` is when it registers; `startup_s` is
     how long it takes to come back, where `weights` does not say that they come over links of the run. `host_lanes`: by
     rank, the lanes that loads from host memory cross (None: they have one of their own). `loras`: the adapters that it
-    serves (None: any)."""
+    serves (None: any). `taints` and `on_cpu` are what routers are told of it."""
 
     worker_id: WorkerId
     name: str
@@ -75,6 +75,8 @@ class WorkerSpec:
     weights: WeightLoad | None = None
     host_lanes: tuple[tuple[str, ...], ...] | None = None
     loras: tuple[str, ...] | None = None
+    taints: tuple[str, ...] = ()
+    on_cpu: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -480,6 +482,8 @@ class MockWorld:
             gpus=spec.gpus,
             epoch=epoch,
             loras=spec.loras,
+            taints=spec.taints,
+            on_cpu=spec.on_cpu,
         )
         lane = self._host_lane(spec)
         self.workers[spec.worker_id] = MockWorker(self.clock, engine, up, self._on_step, self.news.watch, lane)

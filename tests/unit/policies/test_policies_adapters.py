@@ -84,7 +84,7 @@ def test_a_refusal_names_a_few_adapters_of_many() -> None:
 def test_who_serves_it_but_drains_is_another_refusal_than_nobody() -> None:
     scene = mixed("round-robin")
     scene.draining(1)
-    assert refused(ask(scene, "r0", "b"))[0] == "no_endpoints"
+    assert refused(ask(scene, "r0", "b"))[0] == "all_fenced"
     scene.lost(1)
     assert refused(ask(scene, "r1", "b"))[0] == "unknown_lora"
     scene.up(1, epoch=1, loras=("b",))

@@ -107,7 +107,11 @@ def test_no_workers_no_dispatch(mode: str) -> None:
     scene = Scene(router(mode), workers=2)
     scene.lost(0)
     scene.draining(1)
-    refused = scene.arrive("r1", keys=[1] * 10)
+    fenced = scene.arrive("r1", keys=[1] * 10)
+    assert isinstance(fenced, Reject)
+    assert fenced.code == "all_fenced"
+    scene.lost(1)
+    refused = scene.arrive("r2", keys=[1] * 10)
     assert isinstance(refused, Reject)
     assert refused.code == "no_endpoints"
     scene.invariants.finish()

@@ -11,10 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.errors import CapabilityError, ConfigError
+from policies.errors import ConfigError
 from policies.router.build import MODES
 from twin.config import NAMES as LIST
 from twin.config import (
+    AffinityConfig,
+    BusyConfig,
+    ClassConfig,
     Config,
     DisaggregationConfig,
     EngineConfig,
@@ -23,6 +26,7 @@ from twin.config import (
     LinkConfig,
     ObserveConfig,
     PathConfig,
+    QueueConfig,
     RouterConfig,
     StartupConfig,
     TraceConfig,
@@ -32,6 +36,7 @@ from twin.config import (
 from twin.config_effect import foreign_keys
 from twin.config_read import FLAGS, TABLES, load
 from twin.config_text import show, to_plain, to_toml
+from twin.routing import queue_classes
 
 TOY = """
 seed = 7
@@ -238,17 +243,6 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path, content: bytes | None, w
     assert words in refusal(file=file)
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        "router.mode=device_aware_weighted",
-    ],
-)
-def test_what_a_later_version_has_is_said_so(setting: str) -> None:
-    with pytest.raises(CapabilityError, match="not available in this version"):
-        load(sets=[setting])
-
-
 @pytest.mark.parametrize("value", ["1e400", "nan", "-inf", "fast", "", "0x10", "--2"])
 def test_text_that_is_no_number_is_refused(value: str) -> None:
     assert "trace.speedup" in refusal(sets=(f"trace.speedup={value}",))
@@ -308,6 +302,72 @@ def test_a_link_that_no_file_declares_cannot_be_set() -> None:
     assert "there is no link nic; there are none" in refusal(sets=("links.nic.latency_s=1",))
 
 
+# ---------------------------------------------------------------- classes, queue, taints
+
+CLASSES = """
+[router.queue]
+prefill_busy_share = 2
+order = "wspt"
+[[classes]]
+name = "short"
+[[classes]]
+name = "long"
+min_tokens = 4000
+quantum_tokens = 2000
+order = "fcfs"
+"""
+
+
+def test_classes_and_the_tables_of_the_router(toml) -> None:
+    file = toml(CLASSES)
+    config = load(file, sets=["classes.long.waits=false", "router.busy.engine_queue=16", "allow_no_effect=true"])
+    assert [(one.name, one.min_tokens, one.quantum_tokens, one.order, one.waits) for one in config.classes] == [
+        ("short", 0, 8192, None, True),
+        ("long", 4000, 2000, "fcfs", False),
+    ]
+    assert (config.router.queue.prefill_busy_share, config.router.queue.order) == (2.0, "wspt")
+    assert config.router.busy.engine_queue == 16
+    assert config.origins["classes.long.min_tokens"] == f"{file}:9"
+    assert [(one.name, one.order) for one in queue_classes(config)] == [("short", "wspt"), ("long", "fcfs")]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("[[classes]]\nmin_tokens = 5", 1, ["this class has no name"]),
+        ("[classes]\nname = 'a'", 1, ["[[classes]]"]),
+        ("[router]\nqueue = 5", 2, ["router.queue is a table; write [router.queue]"]),
+        ("[router.queue]\nbusy_worker_share = 0", 2, ["more than 0"]),
+        ("[router.busy]\nengine_queue = 1", 2, ["2 or more"]),
+        ("[router.affinity]\nmode = 'firm'", 2, ["off, hard or soft"]),
+        ("[router.affinity]\nttl_s = 0.5", 2, ["1 or more"]),
+        ("[router]\npreferred_taints = ['zone=a']", 2, ["a taint, a colon and a number"]),
+        ("[router]\nrequired_taints = ['zone=a']", 2, ["no group of workers has them all", "workers.taints"]),
+        (
+            "[router.queue]\nprefill_busy_tokens = 5\n[[classes]]\nname = 'a'\nmin_tokens = 5",
+            4,
+            ["one at min_tokens = 0"],
+        ),
+        (
+            "[router.queue]\nprefill_busy_tokens = 5\n[[classes]]\nname = 'a'\n[[classes]]\nname = 'b'",
+            4,
+            ["from 0, 0 tokens on"],
+        ),
+        (
+            "[router.queue]\nprefill_busy_tokens = 5\n[[classes]]\nname = 'a'\nfamily = 'x'",
+            4,
+            ["no class has family 'default'"],
+        ),
+    ],
+)
+def test_a_bad_table_of_the_router_is_refused_with_its_place(toml, text: str, line: int, words: list[str]) -> None:
+    file = toml(text + "\n")
+    told = refusal(file=file)
+    assert told.startswith(f"{file}:{line}: "), told
+    for word in words:
+        assert word in told
+
+
 # ---------------------------------------------------------------- options without effect
 
 
@@ -342,6 +402,20 @@ def test_a_link_that_no_file_declares_cannot_be_set() -> None:
         (["workers.startup.weights_from=peer"], "workers.pool.startup.weights_from"),
         (["workers.engine.nextn=2", "workers.engine.accept_rates=0.9,0.5,0.1"], "workers.pool.engine.accept_rates"),
         (["workers.links.kv=nvlink"], "workers.pool.links.kv"),
+        (["router.queue.max_wait_s=3"], "router.queue.max_wait_s"),
+        (["router.affinity.ttl_s=3"], "router.affinity.ttl_s"),
+        (["router.busy.engine_running=3"], "router.busy.engine_running"),
+        (["router.prefill_tokens_per_s=1000"], "router.prefill_tokens_per_s"),
+        (["router.device_ratio=4"], "router.device_ratio"),
+        (["router.mode=device-aware-weighted", "router.device_ratio=4"], "router.device_ratio"),
+        (["workers.on_cpu=true"], "workers.pool.on_cpu"),
+        (["workers.taints=zone=a"], "workers.pool.taints"),
+        (["workers.taints=zone=a", "router.preferred_taints=zone=a:1"], "router.preferred_taints"),
+        (["router.mode=kv", "router.preferred_taints=zone=a:1"], "router.preferred_taints"),
+        (
+            ["router.mode=kv", "router.track_active_blocks=false", "router.busy.decode_blocks_share=0.9"],
+            "router.busy.decode_blocks_share",
+        ),
     ],
 )
 def test_an_option_without_effect_is_refused_or_listed(sets: list[str], key: str) -> None:
@@ -371,6 +445,8 @@ def test_an_option_with_effect_or_at_its_default_is_taken(sets: list[str]) -> No
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
 NAMES = st.text(string.ascii_letters + string.digits, min_size=1, max_size=8).map(lambda name: f"team-{name}")
+
+TAINTS = st.builds("{}:{!r}".format, TEXTS.map(str.strip).filter(bool), NUMBERS).filter(lambda text: "," not in text)
 
 
 def values(entry: Entry) -> st.SearchStrategy:
@@ -445,7 +521,17 @@ def traces() -> st.SearchStrategy[TraceConfig]:
             unique_by=lambda group: group.name,
         ).map(tuple),
         links=st.lists(tables(LinkConfig, name=NAMES), max_size=2, unique_by=lambda link: link.name).map(tuple),
-        router=tables(RouterConfig),
+        router=tables(
+            RouterConfig,
+            required_taints=st.none(),
+            preferred_taints=st.none() | st.lists(TAINTS, unique=True, max_size=3).map(tuple),
+            queue=tables(QueueConfig),
+            busy=tables(BusyConfig),
+            affinity=tables(AffinityConfig),
+        ),
+        classes=st.lists(tables(ClassConfig, name=NAMES), max_size=3, unique_by=lambda one: one.name).map(
+            lambda found: tuple(replace(one, family="default", min_tokens=at) for at, one in enumerate(found))
+        ),
         observe=tables(ObserveConfig),
         disaggregation=tables(DisaggregationConfig),
     )

@@ -1,0 +1,81 @@
+"""From the configuration to the settings of the router.
+
+Only names change here: defaults and limits are those of `twin/config.py` and of the settings themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from policies.cluster.events import TaintWeight
+from policies.router.affinity import AffinitySettings
+from policies.router.overload import BusySettings
+from policies.router.queue import QueueClass
+from policies.router.settings import QueueSettings, RouterSettings
+from twin.config import ClassConfig, Config
+from twin.config_lists import taint_weights
+
+_OURS = ("seed", "block_size", "explain", "required_taints", "preferred_taints", "queue", "busy", "affinity")
+
+
+def router_settings(config: Config, block_size: int, *, explain: bool = False) -> RouterSettings:
+    """What the configuration asks of its router. Raises ConfigError."""
+    router = config.router
+    values = {f.name: getattr(router, f.name) for f in fields(RouterSettings) if f.name not in _OURS}
+    liked = taint_weights(router.preferred_taints or (), "router.preferred_taints")
+    return RouterSettings(
+        seed=config.seed,
+        block_size=block_size,
+        explain=explain,
+        required_taints=router.required_taints or (),
+        preferred_taints=tuple(TaintWeight(taint=taint, weight=weight) for taint, weight in liked),
+        queue=_queue(config),
+        busy=_busy(config),
+        affinity=_affinity(config),
+        **values,
+    )
+
+
+def queue_classes(config: Config) -> tuple[QueueClass, ...]:
+    """The classes of the queue; where none are written, all requests are one class."""
+    usual = config.router.queue.order
+    return tuple(
+        QueueClass(
+            name=one.name,
+            family=one.family,
+            min_tokens=one.min_tokens,
+            quantum_tokens=one.quantum_tokens,
+            order=one.order or usual,  # type: ignore[arg-type]  # one of the key's choices
+            waits=one.waits,
+        )
+        for one in config.classes or (ClassConfig(),)
+    )
+
+
+def _queue(config: Config) -> QueueSettings | None:
+    queue = config.router.queue
+    if not queue.is_on:
+        return None
+    return QueueSettings(
+        prefill_busy_share=queue.prefill_busy_share,
+        prefill_busy_tokens=queue.prefill_busy_tokens,
+        busy_worker_share=queue.busy_worker_share,
+        requests_per_worker=queue.requests_per_worker,
+        tokens_per_worker=queue.tokens_per_worker,
+        max_wait_s=queue.max_wait_s,
+        classes=queue_classes(config),
+    )
+
+
+def _busy(config: Config) -> BusySettings | None:
+    busy = config.router.busy
+    if not busy.is_on:
+        return None
+    return BusySettings(**{f.name: getattr(busy, f.name) for f in fields(BusySettings)})
+
+
+def _affinity(config: Config) -> AffinitySettings | None:
+    affinity = config.router.affinity
+    if affinity.mode == "off":
+        return None
+    return AffinitySettings(bond=affinity.mode, ttl_s=affinity.ttl_s, sessions=affinity.sessions)  # type: ignore[arg-type]
