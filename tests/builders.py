@@ -184,9 +184,16 @@ class Scene:
         (action,) = [action for action in self.post(arrived) if not isinstance(action, SetTimer)]
         return action
 
-    def send(self, request_id: str, isl: int = 640, keys: Sequence[int] | None = None, hint: int | None = None) -> int:
+    def send(
+        self,
+        request_id: str,
+        isl: int = 640,
+        keys: Sequence[int] | None = None,
+        hint: int | None = None,
+        **more: object,
+    ) -> int:
         """A request arrives and must be dispatched; the worker that it goes to."""
-        action = self.arrive(request_id, isl, keys, hint)
+        action = self.arrive(request_id, isl, keys, hint, **more)
         assert isinstance(action, Dispatch), action
         return action.worker_id
 
@@ -215,6 +222,10 @@ class Scene:
 
     def cancel(self, request_id: str) -> None:
         self.post(RequestCancelled(at_s=self.next_s, request_id=RequestId(request_id), worker_id=self._at(request_id)))
+
+    def cancel_waiting(self, request_id: str) -> None:
+        """The client of a request that no worker has leaves."""
+        self.post(RequestCancelled(at_s=self.next_s, request_id=RequestId(request_id)))
 
     def stored(self, worker_id: int, keys: Sequence[int], lo: int = 0, tier: Tier = Tier.G1_DEVICE) -> None:
         """Blocks lo .. len(keys) of that content are in a worker's cache from now on."""
