@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar
 
 from policies.cluster.actions import Action, Dispatch
@@ -12,6 +13,7 @@ from policies.cluster.events import BlocksRemoved, BlocksStored, Event, RequestA
 from policies.cluster.ids import WorkerId
 from policies.cluster.state import ClusterView
 from twin.engine.settings import EngineSettings, SglangSettings
+from twin.mocker.clock import Order
 from twin.mocker.demand import Demand, Row
 from twin.mocker.sinks import MemorySinks
 from twin.mocker.world import PROMPT, MockWorld, Observation, OpenRequest, WorkerSpec
@@ -173,8 +175,9 @@ def simulate(
     policies: Sequence[Policy] | None = None,
     kv_events: bool = False,
     observe: Observation = PROMPT,
+    events: Sequence[Event] = (),
 ) -> Seen:
-    """Run to the end and check the books of every pool."""
+    """Run to the end and check the books of every pool. `events` come from outside, each at its time."""
     log = EventLog()
     watcher = CacheWatcher()
     watching: tuple[Policy, ...] = (watcher,) if kv_events else ()
@@ -197,6 +200,8 @@ def simulate(
     )
     seen = Seen(world, sinks, log.events, watcher)
     seen.ended = ended
+    for event in events:
+        world.call(event.at_s, int(Order.FAULT), partial(world.post, event))
     world.run()
     for worker in world.workers.values():
         worker.engine.pool.audit()

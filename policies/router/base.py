@@ -44,8 +44,8 @@ _NAMED = 5
 
 NOBODY: frozenset[WorkerId] = frozenset()
 
-_ACCOUNTED: frozenset[type[Event]] = frozenset({WorkerUp, PrefillDone, FirstToken, RequestInterrupted, *ENDS})
-"""What limits on load and sessions must hear of, beside arrivals and losses."""
+_ACCOUNTED: frozenset[type[Event]] = frozenset({PrefillDone, FirstToken, RequestInterrupted, *ENDS})
+"""What limits on load and sessions must hear of, beside arrivals, and workers that come and go."""
 
 
 class Choice(NamedTuple):
@@ -67,7 +67,7 @@ class Refusal(NamedTuple):
 class Router:
     """A routing policy: one Dispatch or Reject for every request, at once."""
 
-    subscribes: ClassVar[frozenset[type[Event]]] = frozenset({RequestArrived, RequestMigrated, WorkerLost})
+    subscribes: ClassVar[frozenset[type[Event]]] = frozenset({RequestArrived, RequestMigrated, WorkerUp, WorkerLost})
     keeps_books: ClassVar[bool] = False
     """Whether the mode fills `_books` itself."""
 
@@ -76,7 +76,7 @@ class Router:
         self._explains = settings.explain
         self._role: Role | None = None
         self._leg = Leg.AGG
-        self._last_lost: WorkerId | None = None  # ids are given out in order: lower ones are there, or were
+        self._last_up: WorkerId | None = None  # ids are given out in order: lower ones are there, or were
         self._decisions = 0
         self._refusals: dict[str, int] = {}
         self._overload = Overload(settings.busy) if settings.busy is not None else None
@@ -93,8 +93,8 @@ class Router:
     def decide(self, event: Event, view: ClusterView) -> Sequence[Action]:
         if isinstance(event, RequestArrived):
             return (self._route(event, view),)
-        if isinstance(event, WorkerLost):
-            self._last_lost = max(event.worker_id, self._last_lost or event.worker_id)
+        if isinstance(event, WorkerUp):
+            self._last_up = max(event.worker_id, self._last_up or event.worker_id)
         if self._tracks:
             self._track(event)
         self._learn(event)
@@ -377,7 +377,7 @@ class Router:
         assert asked is not None
         worker = view.workers.get(asked)
         if worker is None:
-            if self._last_lost is not None and asked <= self._last_lost:
+            if self._last_up is not None and asked <= self._last_up:
                 return Refusal("pinned_dead", f"worker {asked} was asked for and is lost")
             return Refusal("unknown_pin", f"worker {asked} was asked for and is not known")
         bar = self._bar(worker, event)

@@ -63,7 +63,6 @@ class Kv(Router):
     """
 
     subscribes: ClassVar[frozenset[type[Event]]] = Router.subscribes | {
-        WorkerUp,
         BlocksStored,
         BlocksRemoved,
         BlocksCleared,

@@ -22,6 +22,7 @@ from policies.cluster.events import (
     RequestArrived,
     RequestEvent,
     RequestInterrupted,
+    RequestMigrated,
     TimerFired,
     WorkerDraining,
     WorkerLost,
@@ -120,7 +121,7 @@ class Queued:
         if not targets or not queue_class.waits or not (busy or backlog):
             return (inner.route(event, view),)
         full = self._full(len(targets))
-        if full is not None:
+        if full is not None and not isinstance(event, RequestMigrated):  # whose client has been promised an answer
             return (inner.refuse(event.request_id, full),)
         orders: list[Action] = [self._enqueue(event, queue_class, uncached_tokens, busy)]
         if not busy:

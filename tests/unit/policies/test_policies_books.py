@@ -8,7 +8,7 @@ from builders import keys_path
 from policies.cluster.blocks import ContentTree
 from policies.cluster.ids import RequestId, WorkerId
 from policies.errors import InvariantError
-from policies.router.books import Books
+from policies.router.books import Books, DecayingBooks
 
 W0, W1 = WorkerId(0), WorkerId(1)
 R1, R2 = RequestId("r1"), RequestId("r2")
@@ -75,6 +75,55 @@ def test_b8_an_end_before_the_first_token_frees_the_prefill() -> None:
     books.free(R2)
     assert after(books) == (0, 0, 0)
     assert books.size == 0
+
+
+def test_b9_the_oldest_prompt_shrinks_while_it_is_computed() -> None:
+    books = DecayingBooks(4, tokens_per_s=4.0)  # 8 tokens in 2 s
+    books.now_s = 10.0
+    books.book(R1, W0, PROMPT, 0, 8)
+    for at_s, expected in ((10.0, 8), (10.5, 6), (13.0, 0)):
+        books.now_s = at_s
+        assert books.prefill_tokens(W0) == expected
+    books.book(R2, W0, PROMPT, 0, 8)
+    assert books.prefill_tokens(W0) == 8  # it waits behind the first
+    books.now_s = 14.0
+    books.prefill_done(R1)
+    assert books.prefill_tokens(W0) == 8  # and begins to shrink now
+    books.now_s = 14.5
+    assert books.prefill_tokens(W0) == 6
+    books.free(R2)
+    books.free(R1)
+    assert (books.prefill_tokens(W0), books.prefill_tokens(W1), books.size) == (0, 0, 0)
+
+
+def test_the_prompts_of_a_lost_worker_shrink_no_more() -> None:
+    books = DecayingBooks(4, tokens_per_s=4.0)
+    books.book(R1, W0, PROMPT, 0, 8)
+    books.lose(W0)
+    books.prefill_done(R1)
+    books.book(R2, W0, PROMPT, 0, 8)
+    assert books.prefill_tokens(W0) == 8
+    books.free(R1)
+    books.free(R2)
+    assert books.size == 0
+
+
+def test_b10_an_answer_of_known_length_weighs_less_the_more_of_it_is_made() -> None:
+    books = Books(4)
+    books.book(R1, W0, None, 3, 0)
+    books.expect(R1, 100)
+    books.emit(R1, 3)
+    load = books.load(W0)
+    assert load.blocks - load.spared_blocks == 3 * 0.97
+    books.free(R1)
+    books.book(R1, W0, None, 1, 0)
+    books.expect(R1, 100)
+    books.emit(R1, 25)  # six more blocks of four
+    assert load.blocks - load.spared_blocks == 7 * 0.75
+    books.emit(R1, 200)
+    assert load.blocks - load.spared_blocks == 0
+    books.free(R1)
+    assert (load.blocks, load.spared_blocks) == (0, 0.0)
 
 
 def test_blocks_without_content_are_nobody_elses() -> None:

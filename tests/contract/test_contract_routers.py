@@ -1,0 +1,72 @@
+"""Every router mode keeps the contract: plain, with a queue, with limits on load, with sessions, with all of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from builders import router_settings
+from contract.policy_contract import RouterContract
+
+from policies.cluster.controller import Policy
+from policies.router.affinity import AffinitySettings
+from policies.router.build import MODES, build
+from policies.router.overload import BusySettings
+from policies.router.queue import QueueClass
+from policies.router.settings import QueueSettings
+
+SHORT = QueueClass(name="short", family="default", min_tokens=0, quantum_tokens=500, order="fcfs", waits=True)
+QUEUE = QueueSettings(
+    prefill_busy_share=None,
+    prefill_busy_tokens=1500,
+    busy_worker_share=1.0,
+    requests_per_worker=None,
+    tokens_per_worker=None,
+    max_wait_s=None,
+    classes=(SHORT, replace(SHORT, name="long", min_tokens=600, order="wspt")),
+)
+BUSY = BusySettings(decode_blocks_share=0.2, engine_running=4, engine_queue=4)
+BOND = AffinitySettings(bond="soft", ttl_s=0.5 + 0.5, sessions=8)
+
+VARIANTS: dict[str, dict[str, object]] = {
+    "plain": {},
+    "explained": {"explain": True},
+    "queue": {"queue": QUEUE},
+    "busy": {"busy": BUSY},
+    "soft": {"affinity": BOND},
+    "hard": {"affinity": replace(BOND, bond="hard"), "busy": BUSY},
+    "all": {"queue": QUEUE, "busy": BUSY, "affinity": BOND, "explain": True, "prefill_tokens_per_s": 5000.0},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS, scope="class")
+@pytest.mark.parametrize("mode", MODES, scope="class")
+class TestModes(RouterContract):
+    """All modes in all variants."""
+
+    @pytest.fixture(autouse=True)
+    def _chosen(self, mode: str, variant: str) -> None:
+        self.settings = router_settings(mode, **VARIANTS[variant])
+
+    def make(self) -> Policy:
+        return build(self.settings)
+
+
+KV: tuple[dict[str, object], ...] = (
+    {"tie_break": "least_recent"},
+    {"router_temperature": 0.5},
+    {"assume_kv_reuse": False},
+    {"track_output_blocks": True},
+)
+
+
+@pytest.mark.parametrize("change", KV)
+class TestKv(RouterContract):
+    """What mode kv can be told to do."""
+
+    @pytest.fixture(autouse=True)
+    def _chosen(self, change: dict[str, object]) -> None:
+        self.settings = router_settings("kv", **change)
+
+    def make(self) -> Policy:
+        return build(self.settings)

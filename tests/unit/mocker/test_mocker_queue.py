@@ -1,0 +1,233 @@
+"""Queue, load limits and sessions in the simulated world: who waits and goes when, what is shed, leaping or not."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from builders import router_settings
+from simulate import engine_settings, simulate, trace_row
+from toy import Run
+
+from policies.cluster.controller import Policy
+from policies.cluster.events import BusyThresholdsChanged, Threshold
+from policies.router.affinity import AffinitySettings
+from policies.router.build import build
+from policies.router.overload import BusySettings
+from policies.router.queue import QueueClass
+from policies.router.settings import QueueSettings
+from twin.config_read import load
+from twin.perf.fixed import FixedLatency
+from twin.replay import replay
+
+LATENCY = FixedLatency(prefill_s=0.0, prefill_s_per_token=0.001, decode_s=0.010)
+TOY = engine_settings(chunked_prefill=False, exclusive_prefill=True)
+ONE = QueueClass(name="all", family="default", min_tokens=0, quantum_tokens=1000, order="fcfs", waits=True)
+
+
+def queue(**changes: object) -> QueueSettings:
+    usual: dict = {
+        "prefill_busy_share": None,
+        "prefill_busy_tokens": 100,
+        "busy_worker_share": 1.0,
+        "requests_per_worker": None,
+        "tokens_per_worker": None,
+        "max_wait_s": None,
+        "classes": (ONE,),
+    }
+    return QueueSettings(**(usual | changes))
+
+
+def policy(mode: str = "least-loaded", **changes: object) -> Policy:
+    return build(router_settings(mode, block_size=16, tie_break="lowest_id", **changes))
+
+
+def statuses(seen: object) -> list[str]:
+    return [status for _, (_, status) in sorted(seen.ended.items())]  # type: ignore[attr-defined]
+
+
+def test_requests_wait_in_the_router_until_a_prompt_is_computed() -> None:
+    """Two workers, prompts of 1 s; the third goes when the first is computed, the fourth with the second."""
+    rows = [trace_row(n, 0.1 * n, 1000, 2) for n in range(4)]
+    seen = simulate(rows, [(TOY, LATENCY)] * 2, policies=[policy(queue=queue())])
+    sent = [seen.ended[n][0].dispatch_s for n in range(4)]
+    assert sent == [0.0, 0.1, 1.0, 1.1]
+    rules = [(row[1], row[5]) for row in seen.sinks.decisions]
+    assert rules == [(0, "tie"), (1, "min"), (2, "queue"), (3, "queue"), (2, "tie"), (3, "min")]
+    assert set(statuses(seen)) == {"completed"}
+
+
+def test_a_jump_in_the_queue_comes_from_the_priority_of_the_row() -> None:
+    rows = [trace_row(0, 0.0, 1000, 2), *(trace_row(n, 0.1 * n, 1000, 2, priority=9 * (n == 3)) for n in range(1, 4))]
+    seen = simulate(rows, [(TOY, LATENCY)], policies=[policy(queue=queue())])
+    assert [seen.ended[n][0].dispatch_s for n in range(4)] == [0.0, 2.0, 3.0, 1.0]
+
+
+def test_a_refused_request_costs_no_gpu_time() -> None:
+    """The engine cap is 1 + 2: the fourth of each burst is shed, and the steps are those of a run without it."""
+    limits = BusySettings(engine_running=1, engine_queue=2)
+    burst = [trace_row(n, 0.0, 100, 5) for n in range(5)]
+    shed = simulate(burst, [(TOY, LATENCY)], policies=[policy(busy=limits)])
+    assert statuses(shed) == ["completed"] * 3 + ["rejected"] * 2
+    assert [row[7] for row in map(shed.sinks.requests.get, (3, 4))] == [  # type: ignore[index]
+        "engine_limit: all 1 workers that could are overloaded or full; one is full: 3 requests there"
+    ] * 2
+    assert shed.sinks.requests[3][10:14] == (None, None, None, None)
+    bare = simulate(burst[:3], [(TOY, LATENCY)], policies=[policy(busy=limits)])
+    assert shed.sinks.steps == bare.sinks.steps
+    assert sum(row[10] for row in shed.sinks.steps if row[1] != "gap") > 0
+
+
+def test_who_waits_too_long_is_refused_at_that_moment() -> None:
+    rows = [trace_row(0, 0.0, 1000, 2), trace_row(1, 0.1, 10, 2), trace_row(2, 0.6, 10, 2)]
+    seen = simulate(rows, [(TOY, LATENCY)], policies=[policy(queue=queue(max_wait_s=0.5))])
+    assert statuses(seen) == ["completed", "rejected", "completed"]
+    ends = [event for event in seen.events if event[0] == "RequestRejected"]
+    assert ends == [("RequestRejected", 0.6, "1")]
+
+
+def test_limits_of_load_change_while_it_runs() -> None:
+    rows = [trace_row(n, 0.1 * n, 1000, 2) for n in range(4)]
+    opened = BusyThresholdsChanged(at_s=0.25, changes=(Threshold(name="prefill_tokens", limit=None),))
+    router = policy(busy=BusySettings(prefill_tokens=500))
+    seen = simulate(rows, [(TOY, LATENCY)], policies=[router], events=[opened])
+    assert statuses(seen) == ["completed", "rejected", "rejected", "completed"]
+
+
+def test_sessions_stay_on_their_worker() -> None:
+    rows = [trace_row(n, 0.5 * n, 100, 5, session_id=f"s{n % 3}") for n in range(12)]
+    bond = AffinitySettings(bond="soft", ttl_s=100, sessions=10)
+    seen = simulate(rows, [(TOY, LATENCY)] * 3, policies=[policy("round-robin", affinity=bond)])
+    assert [seen.ended[n][0].worker_id for n in range(12)] == [0, 1, 2] * 4
+
+
+# ---------------------------------------------------------------- through twin replay
+
+
+BUSY_TOML = """
+[[workers]]
+{workers}
+[workers.engine]
+kv_blocks = 400
+[workers.latency]
+model = "fixed"
+prefill_s_per_token = 0.0004
+decode_s = 0.01
+[router]
+mode = "{mode}"
+{keys}
+[router.queue]
+prefill_busy_tokens = 900
+{queue}
+"""
+
+
+def trace(path: Path, rows: int = 220) -> Path:
+    """Prompts of very different length that share beginnings, some at one instant, some with a priority."""
+    lines = []
+    for n in range(rows):
+        isl = 40 + (n * 7919) % 1500
+        ids = [n % 9, *(100 * (n % 9) + k for k in range(30)), *(10_000 + 100 * n + k for k in range(70))]
+        row = {"timestamp": 110 * (n - n % 3), "input_length": isl, "output_length": 3 + (n * 31) % 40}
+        lines.append(json.dumps(row | {"hash_ids": ids[: -(-isl // 16)], "priority": 3 * (n % 11 == 0)}))
+    file = path / "demand.jsonl"
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+def run(tmp_path: Path, text: str, name: str, *, leap: bool = True, faults: str | None = None) -> Run:
+    file = tmp_path / "c.toml"
+    file.write_text(text)
+    flags: dict[str, object] = {"TRACE": str(trace(tmp_path)), "--hash-block-tokens": 16}
+    if faults is not None:
+        scenario = tmp_path / "faults.toml"
+        scenario.write_text(faults)
+        flags["--faults"] = str(scenario)
+    done = replay(load(file, flags), out=tmp_path / name, html=False, journal=True, leap=leap)
+    assert done.missed == ()
+    return Run(done.folder, done.report)
+
+
+QUEUES = {
+    "plain": "",
+    "wspt": 'order = "wspt"\nmax_wait_s = 2.0\nrequests_per_worker = 6',
+    "classes": '[[classes]]\nname = "short"\nquantum_tokens = 500\n[[classes]]\nname = "long"\nmin_tokens = 800\n',
+}
+MIXED = "count = 2"
+LEGS = 'name = "p"\nrole = "prefill"\ncount = 2'
+DECODE = """
+[[workers]]
+name = "d"
+role = "decode"
+count = 2
+[workers.engine]
+kv_blocks = 400
+[workers.latency]
+model = "fixed"
+prefill_s_per_token = 0.0004
+decode_s = 0.01
+"""
+
+
+@pytest.mark.parametrize("kind", QUEUES)
+@pytest.mark.parametrize("mode", ["kv", "least-loaded"])
+def test_leaping_changes_nothing_for_who_waits(tmp_path: Path, mode: str, kind: str) -> None:
+    text = BUSY_TOML.format(workers=MIXED, mode=mode, keys="", queue=QUEUES[kind])
+    leapt, stepped = (run(tmp_path, text, f"r{leap}", leap=leap) for leap in (True, False))
+    _same(leapt, stepped)
+    assert Counter(rules(leapt))["queue"] > 20
+
+
+@pytest.mark.parametrize("order", ["prefill-first", "decode-first"])
+def test_the_prefill_leg_waits_and_leaping_changes_nothing(tmp_path: Path, order: str) -> None:
+    text = BUSY_TOML.format(workers=LEGS, mode="kv", keys="", queue="") + DECODE
+    text += f'[disaggregation]\norder = "{order}"\nbandwidth_gb_per_s = 50\nkv_bytes_per_token = 1000\n'
+    leapt, stepped = (run(tmp_path, text, f"r{leap}", leap=leap) for leap in (True, False))
+    _same(leapt, stepped)
+    assert Counter(rules(leapt))["queue"] > 20
+    assert Counter(leapt.requests("status")) == {"completed": 220}
+
+
+def _same(leapt: Run, stepped: Run) -> None:
+    for name in ("status", "reason", "worker_id", "dispatch_s", "admit_s", "first_token_s", "last_token_s"):
+        assert leapt.requests(name) == stepped.requests(name), name
+
+
+def rules(done: Run) -> list[str]:
+    rules: list[str] = pq.read_table(done.folder / "decisions.parquet", columns=["rule"]).column("rule").to_pylist()
+    return rules
+
+
+FAULTS = """
+version = 1
+seed = 3
+migration_limit = 5
+detection_delay_ms = 50
+faults = [
+  {at_ms = 3000, kind = "worker_down", worker = "any", for_ms = 4000},
+  {at_ms = 12000, kind = "worker_hang", worker = "any", for_ms = 1500},
+  {at_ms = 16000, kind = "worker_down", worker = "any", for_ms = 2000},
+  {kind = "client_disconnect", rate = 0.2, within_ms = 1500},
+]
+expect = [{invariants = "all"}]
+"""
+
+
+@pytest.mark.parametrize("legs", [False, True])
+@pytest.mark.parametrize("kind", QUEUES)
+def test_losses_with_a_queue_keep_every_promise(tmp_path: Path, kind: str, legs: bool) -> None:
+    """Workers die and come back, requests are sent again and clients leave, while others wait."""
+    text = BUSY_TOML.format(workers=LEGS if legs else MIXED, mode="kv", keys="", queue=QUEUES[kind])
+    text += DECODE + "[disaggregation]\nbandwidth_gb_per_s = 50\nkv_bytes_per_token = 1000\n" if legs else ""
+    done = run(tmp_path, text, "faults", faults=FAULTS)
+    ends = Counter(done.requests("status"))
+    assert sum(ends.values()) == 220
+    assert ends["cancelled"] > 5
+    assert sum(done.requests("migrations")) > 0
+    unlucky = {r for r, s in zip(done.requests("reason"), done.requests("status"), strict=True) if s == "failed"}
+    assert all(reason.startswith("queue_timeout") for reason in unlucky)
+    never_sent = [s for s, d in zip(done.requests("status"), done.requests("dispatch_s"), strict=True) if d is None]
+    assert "cancelled" in never_sent, "somebody left while waiting"
