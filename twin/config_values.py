@@ -130,7 +130,7 @@ def _chosen(value: str, given: Given, shown: str, limits: Limits) -> str | None:
     if limits.plugins:
         from twin.plugins import names
 
-        return value if value in names(limits.plugins) else None
+        return next((name for name in names(limits.plugins) if _plain(name) == _plain(value)), None)
     return None
 
 

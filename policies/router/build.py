@@ -52,7 +52,7 @@ def build(settings: RouterSettings, plugins: Mapping[str, Maker] = MappingProxyT
     mode, naming the nearest one, and CapabilityError for a plug-in that cannot have a queue.
     """
     name = mode_name(settings.mode)
-    maker = MODES.get(name) or plugins.get(name)
+    maker = MODES.get(name) or plugins.get(name) or plugins.get(settings.mode)
     if maker is not None:
         router = maker(settings)
         if settings.queue is None:

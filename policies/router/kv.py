@@ -45,8 +45,10 @@ _INDEX_EMPTY_AFTER = 100
 _NOBODY: Mapping[WorkerId, int] = {}
 
 
-class _Seen(NamedTuple):
-    """The live workers in a decision, by id: the columns of `cost.costs`."""
+class Seen(NamedTuple):
+    """The live workers in a decision, by id: prompt tokens not computed there, active blocks with this request added,
+    requests open, leading blocks of the prompt cached. The columns of `cost.costs`.
+    """
 
     prefill_tokens: list[float]
     decode_blocks: list[float]
@@ -176,7 +178,7 @@ class Kv(Router):
 
     def _choose(self, event: RequestArrived, live: tuple[WorkerView, ...]) -> Choice:
         seen = self._see(event, live)
-        costs = cost.costs(self._weights, event.isl, self._block_size, *seen)
+        costs = self._costs(event, seen)
         if self._likes or event.hints is not None:
             costs = [c * factor for c, factor in zip(costs, self._likings(event, live), strict=True)]
         if self._temperature > 0:
@@ -189,7 +191,11 @@ class Kv(Router):
         reason = f"cost {costs[at]:.2f}, {overlap_blocks} blocks cached, {seen.requests[at]} open"
         return Choice(at, rule, reason, overlap_blocks)
 
-    def _see(self, event: RequestArrived, live: tuple[WorkerView, ...]) -> _Seen:
+    def _costs(self, event: RequestArrived, seen: Seen) -> list[float]:
+        """What the request would cost on each of the live workers; the lowest wins. Another formula goes here."""
+        return cost.costs(self._weights, event.isl, self._block_size, *seen)
+
+    def _see(self, event: RequestArrived, live: tuple[WorkerView, ...]) -> Seen:
         """The live workers as the formula sees them for this request."""
         if live is not self._seated:  # the view hands out the same tuple until the workers change
             self._ids = [worker.up.worker_id for worker in live]
@@ -199,7 +205,7 @@ class Kv(Router):
         cached = self._cached(event).get
         added, active = self._added(event)
         shared = active.get
-        return _Seen(
+        return Seen(
             [self._books.prefill_tokens(w) for w in ids] if self._decays else [load.prefill_tokens for load in loads],
             [load.blocks + added - shared(load.worker_id, 0) for load in loads],
             [load.requests for load in loads],
@@ -250,13 +256,14 @@ class Kv(Router):
         seen = self._see(event, live)
         least = min(seen.prefill_tokens)
         told = []
-        for worker, liking, *load in zip(live, self._likings(event, live), *seen, strict=True):
+        costs = zip(self._costs(event, seen), self._likings(event, live), strict=True)
+        for worker, (blocks, liking), *load in zip(live, costs, *seen, strict=True):
             terms = cost.terms(self._weights, event.isl, self._block_size, cost.Load(*load), least)
             told.append(
                 Candidate(
                     worker_id=worker.worker_id,
                     in_flight=worker.in_flight,
-                    cost=terms.cost_blocks * liking,
+                    cost=blocks * liking,
                     overlap_blocks=load[3],
                     prefill_blocks=terms.raw_prefill_blocks,
                     credit_blocks=terms.credit_blocks,
@@ -278,7 +285,7 @@ class KvOutput(Kv):
         if event.hints is not None:
             self._books.expect(event.request_id, event.hints.osl_tokens)
 
-    def _see(self, event: RequestArrived, live: tuple[WorkerView, ...]) -> _Seen:
+    def _see(self, event: RequestArrived, live: tuple[WorkerView, ...]) -> Seen:
         seen = super()._see(event, live)
         spared = [blocks - load.spared_blocks for blocks, load in zip(seen.decode_blocks, self._loads, strict=True)]
         return seen._replace(decode_blocks=spared)
