@@ -161,6 +161,7 @@ def _latencies(requests: Columns, outcomes: Outcomes, itl: metrics.Distribution)
         itl_s=itl,
         e2e_s=distribution(outcomes.e2e_s[completed], interval=True),
         queue_wait_s=distribution(requests.floats("queue_wait_s")[completed], interval=True),
+        router_wait_s=distribution(requests.floats("router_wait_s")[completed], interval=True),
     )
 
 

@@ -56,6 +56,11 @@ def queue_wait_s(arrival_s: F64, admit_s: F64) -> F64:
     return admit_s - arrival_s
 
 
+def router_wait_s(arrival_s: F64, dispatch_s: F64) -> F64:
+    """First dispatch to a worker - arrival: the time in the router's queue. It is part of the queue wait."""
+    return dispatch_s - arrival_s
+
+
 def ttft_s(arrival_s: F64, first_token_s: F64) -> F64:
     """Time to first token = first token - arrival at the frontend; it includes all queueing."""
     return first_token_s - arrival_s
@@ -302,6 +307,7 @@ DEFINITIONS: dict[str, Callable[..., object]] = {
     "ITL": itl_s,
     "E2E": e2e_s,
     "queue wait": queue_wait_s,
+    "router wait": router_wait_s,
     "tokens/s per user": tokens_per_s_per_user,
     "makespan": makespan_s,
     "requests/s, output tokens/s": per_second,

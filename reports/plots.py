@@ -139,13 +139,16 @@ def _distributions(record: RunRecord, report: Report, over: Timeline) -> Iterato
     outcomes = outcomes_of(record.requests)
     done = outcomes.completed
     waits = record.requests.floats("queue_wait_s")[done]
+    shown = [
+        sample_cdf("TTFT", outcomes.ttft_s[done], 0),
+        sample_cdf("E2E", outcomes.e2e_s[done], 1),
+        sample_cdf("queue wait", waits, 2, dashed=True),
+    ]
+    if report.latency.router_wait_s.max:
+        shown.append(sample_cdf("in the router", record.requests.floats("router_wait_s")[done], 5, dashed=True))
     yield cdf_chart(
         "Latency of requests",
-        [
-            sample_cdf("TTFT", outcomes.ttft_s[done], 0),
-            sample_cdf("E2E", outcomes.e2e_s[done], 1),
-            sample_cdf("queue wait", waits, 2, dashed=True),
-        ],
+        shown,
         _limit_marks(report, "x", {"ttft": 0, "e2e": 1}),
     )
     yield cdf_chart(

@@ -61,6 +61,7 @@ REQUEST_SCHEMA: Final = pa.schema(
         ("admit_s", _F), ("first_token_s", _F), ("last_token_s", _F), ("queue_wait_s", _F), ("ttft_s", _F),
         ("tpot_s", _F), ("e2e_s", _F), ("output_tokens", _I), ("cached_tokens", _I), ("readmissions", _I),
         ("migrations", _I), ("held_s", _F), ("moved_s", _F),
+        ("router_wait_s", _F),
     ]
 )  # fmt: skip
 STEP_SCHEMA: Final = pa.schema(
@@ -85,7 +86,7 @@ REQUEST_COLUMNS: Final = tuple(REQUEST_SCHEMA.names)
 STEP_COLUMNS: Final = tuple(STEP_SCHEMA.names)
 DECISION_COLUMNS: Final = tuple(DECISION_SCHEMA.names)
 
-DERIVED_COLUMNS: Final = ("queue_wait_s", "ttft_s", "tpot_s", "e2e_s")
+DERIVED_COLUMNS: Final = ("queue_wait_s", "router_wait_s", "ttft_s", "tpot_s", "e2e_s")
 GIVEN_COLUMNS: Final = tuple(name for name in REQUEST_COLUMNS if name not in DERIVED_COLUMNS)
 
 STATUSES: Final = ("completed", "rejected", "cancelled", "failed", "open")
@@ -288,12 +289,14 @@ class RunWriter:
 def derived_columns(given: Mapping[str, F64], completed: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> dict[str, F64]:
     """The latencies of requests from their time stamps.
 
-    TTFT stands for whatever produced a first token, queue wait for whatever was admitted; time per token and
+    TTFT stands for whatever produced a first token, queue wait for whatever was admitted, router wait for whatever was
+    dispatched; time per token and
     end-to-end latency belong to completed requests alone.
     """
     arrival, first, last = given["arrival_s"], given["first_token_s"], given["last_token_s"]
     return {
         "queue_wait_s": metrics.queue_wait_s(arrival, given["admit_s"]),
+        "router_wait_s": metrics.router_wait_s(arrival, given["dispatch_s"]),
         "ttft_s": metrics.ttft_s(arrival, first),
         "tpot_s": np.where(completed, metrics.tpot_s(first, last, given["output_tokens"]), np.nan),
         "e2e_s": np.where(completed, metrics.e2e_s(arrival, last), np.nan),

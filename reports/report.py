@@ -196,13 +196,16 @@ class Throughput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latencies:
-    """Of completed requests; itl_s pools the gaps of all answers."""
+    """Of completed requests; itl_s pools the gaps of all answers, router_wait_s is the part of queue_wait_s that they
+    spent in the router's queue.
+    """
 
     ttft_s: Distribution
     tpot_s: Distribution
     itl_s: Distribution
     e2e_s: Distribution
     queue_wait_s: Distribution
+    router_wait_s: Distribution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -134,6 +134,8 @@ def latency_rows(report: Report) -> list[tuple[str, str, Distribution]]:
         ("E2E", latency.e2e_s),
         ("queue wait", latency.queue_wait_s),
     ]
+    if latency.router_wait_s.max:  # only a router with a queue makes anybody wait
+        rows.append(("router wait", latency.router_wait_s))
     return [(name, text.common_unit(sample.p99), sample) for name, sample in rows]
 
 

@@ -422,7 +422,15 @@ class RouterConfig:
     mode: str = _key(
         "round-robin",
         "which policy picks the worker",
-        choices=("round-robin", "random", "least-loaded", "power-of-two", "device-aware-weighted", "direct", "kv"),
+        choices=(
+            "round-robin",
+            "random",
+            "least-loaded",
+            "power-of-two",
+            "device-aware-weighted",
+            "direct",
+            "kv",
+        ),
         plugins="dynatwin.routers",
     )
     tie_break: str = _key("seeded", "who gets it at equal cost", choices=("seeded", "lowest_id", "least_recent"))

@@ -5,7 +5,7 @@ Words only: every figure in here comes from the configuration or from counters o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 
 from policies.cluster.controller import Policy
@@ -13,7 +13,7 @@ from reports.report import GroupMeta, LatencyMeta, PowerMeta, RunMeta, StartMeta
 from reports.routing import prompt_counters
 from traces.load import Trace
 from twin.cluster import PEER, Group, power_of, startup_of
-from twin.config import Config, WorkerGroup
+from twin.config import Config, RouterConfig, WorkerGroup
 from twin.config_text import to_plain
 from twin.engine.settings import SglangSettings
 from twin.mocker.starts import Start
@@ -183,12 +183,36 @@ def router_line(config: Config) -> str:
     """The router and what it depends on."""
     router = config.router
     text = router.mode
-    if router.mode in ("least-loaded", "kv"):
+    if router.mode in ("least-loaded", "device-aware-weighted", "kv"):
         text += f" · ties {router.tie_break}"
     if router.mode == "kv":
         text += f" · overlap credit {router.overlap_score_credit:g}, prefill scale {router.prefill_load_scale:g}"
         text += f", temperature {router.router_temperature:g} · KV events {config.observe.kv_event_lag_s:g} s late"
-    return text
+    return " · ".join([text, *_around(router)])
+
+
+def _around(router: RouterConfig) -> Iterator[str]:
+    """What stands around the mode: sessions, limits on load, the queue, taints."""
+    if router.affinity.mode != "off":
+        yield f"{router.affinity.mode} sessions"
+    if router.required_taints:
+        yield f"only workers with {', '.join(router.required_taints)}"
+    busy, queue = router.busy, router.queue
+    if busy.is_on:
+        limits = {
+            "of blocks": busy.decode_blocks_share,
+            "prompt tokens": busy.prefill_tokens,
+            "steps of prompt": busy.prefill_share,
+            "requests beside those that run": busy.engine_queue,
+        }
+        yield f"overloaded above {_either(limits)}"
+    if queue.is_on:
+        above = _either({"prompt tokens": queue.prefill_busy_tokens, "steps of prompt": queue.prefill_busy_share})
+        yield f"queue {queue.order} above {above}"
+
+
+def _either(limits: Mapping[str, float | None]) -> str:
+    return " or ".join(f"{limit:g} {what}" for what, limit in limits.items() if limit is not None)
 
 
 def _on(flag: bool) -> str:
@@ -240,6 +264,11 @@ def _warnings(config: Config, trace: Trace, policy: Policy, *, hash_known: bool)
         warnings.append(f"requests whose adapter no worker served then: {refused:,}, rejected (unknown_lora)")
     if config.router.mode == "kv" and hash_known and counts:
         warnings.extend(_kv_health(prompt_counters(counts)))
+    if any(count for name, count in counts.items() if name.endswith("queue_budget_suspect")):
+        warnings.append(
+            "router.queue.prefill_busy_share: the step budget of a worker is more than half its KV pool, so it hardly "
+            "ever counts as busy; take prefill_busy_tokens"
+        )
     return tuple(warnings)
 
 

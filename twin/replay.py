@@ -426,6 +426,8 @@ def _report(
         )
     if not world.adapted and any(group.config.loras for group in groups):
         warnings.append("workers.loras: no row of the trace asks for an adapter; they only take memory")
+    if config.router.affinity.mode != "off" and not world.in_sessions:
+        no_effect.append("router.affinity has no effect: no row of the trace belongs to a session")
     if world.cut_short:
         warnings.append(
             f"answers cut short where the context was full (engine.max_model_len): {world.cut_short:,}; "

@@ -6,14 +6,17 @@ Only names change here: defaults and limits are those of `twin/config.py` and of
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import TYPE_CHECKING
 
 from policies.cluster.events import TaintWeight
-from policies.router.affinity import AffinitySettings
-from policies.router.overload import BusySettings
-from policies.router.queue import QueueClass
-from policies.router.settings import QueueSettings, RouterSettings
+from policies.router.settings import RouterSettings
 from twin.config import ClassConfig, Config
 from twin.config_lists import taint_weights
+
+if TYPE_CHECKING:
+    from policies.router.affinity import AffinitySettings
+    from policies.router.overload import BusySettings
+    from policies.router.queue import QueueClass, QueueSettings
 
 _OURS = ("seed", "block_size", "explain", "required_taints", "preferred_taints", "queue", "busy", "affinity")
 
@@ -38,6 +41,8 @@ def router_settings(config: Config, block_size: int, *, explain: bool = False) -
 
 def queue_classes(config: Config) -> tuple[QueueClass, ...]:
     """The classes of the queue; where none are written, all requests are one class."""
+    from policies.router.queue import QueueClass
+
     usual = config.router.queue.order
     return tuple(
         QueueClass(
@@ -56,6 +61,8 @@ def _queue(config: Config) -> QueueSettings | None:
     queue = config.router.queue
     if not queue.is_on:
         return None
+    from policies.router.queue import QueueSettings
+
     return QueueSettings(
         prefill_busy_share=queue.prefill_busy_share,
         prefill_busy_tokens=queue.prefill_busy_tokens,
@@ -71,6 +78,8 @@ def _busy(config: Config) -> BusySettings | None:
     busy = config.router.busy
     if not busy.is_on:
         return None
+    from policies.router.overload import BusySettings
+
     return BusySettings(**{f.name: getattr(busy, f.name) for f in fields(BusySettings)})
 
 
@@ -78,4 +87,6 @@ def _affinity(config: Config) -> AffinitySettings | None:
     affinity = config.router.affinity
     if affinity.mode == "off":
         return None
+    from policies.router.affinity import AffinitySettings
+
     return AffinitySettings(bond=affinity.mode, ttl_s=affinity.ttl_s, sessions=affinity.sessions)  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ for (limits on load, sessions, taints) is not looked at: a plain router pays for
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from policies.cluster.actions import Action, Candidate, Dispatch, Reject
 from policies.cluster.blocks import BlockPath
@@ -28,11 +28,13 @@ from policies.cluster.events import (
 )
 from policies.cluster.ids import Leg, RequestId, Role, WorkerId
 from policies.cluster.state import ClusterView, WorkerView
-from policies.router.affinity import Affinity
 from policies.router.books import Books, DecayingBooks
-from policies.router.overload import BUSY, ENGINE, Overload
-from policies.router.select import Bar, unfit, why_not
+from policies.router.select import BUSY, ENGINE, Bar, unfit, why_not
 from policies.router.settings import RouterSettings
+
+if TYPE_CHECKING:
+    from policies.router.affinity import Affinity
+    from policies.router.overload import Overload
 
 NO_ENDPOINTS = "no_endpoints"
 ALL_FENCED = "all_fenced"
@@ -79,8 +81,8 @@ class Router:
         self._last_up: WorkerId | None = None  # ids are given out in order: lower ones are there, or were
         self._decisions = 0
         self._refusals: dict[str, int] = {}
-        self._overload = Overload(settings.busy) if settings.busy is not None else None
-        self._affinity = Affinity(settings.affinity) if settings.affinity is not None else None
+        self._overload = _overload(settings)
+        self._affinity = _affinity(settings)
         self._guarded = bool(settings.required_taints) or self._overload is not None
         needs_books = settings.busy is not None or settings.queue is not None
         self._books = _books(settings) if needs_books or self.keeps_books else None
@@ -318,8 +320,7 @@ class Router:
         worker_id = worker.worker_id
         load = self._books.loads.get(worker_id)
         blocks, tokens = (load.blocks, self.prefill_tokens(worker_id, at_s)) if load is not None else (0, 0.0)
-        found = self._overload.of(worker, blocks, tokens)
-        return Bar(*found) if found is not None else None
+        return self._overload.of(worker, blocks, tokens)
 
     def _bar(self, worker: WorkerView, event: RequestArrived) -> Bar | None:
         """The first thing that keeps a worker from a request."""
@@ -443,3 +444,19 @@ class Router:
 def _books(settings: RouterSettings) -> Books:
     rate = settings.prefill_tokens_per_s
     return Books(settings.block_size) if rate is None else DecayingBooks(settings.block_size, rate)
+
+
+def _overload(settings: RouterSettings) -> Overload | None:
+    if settings.busy is None:
+        return None
+    from policies.router.overload import Overload
+
+    return Overload(settings.busy)
+
+
+def _affinity(settings: RouterSettings) -> Affinity | None:
+    if settings.affinity is None:
+        return None
+    from policies.router.affinity import Affinity
+
+    return Affinity(settings.affinity)

@@ -12,12 +12,10 @@ from types import MappingProxyType
 from policies.cluster.controller import Policy
 from policies.errors import CapabilityError, ConfigError
 from policies.router.base import Router
-from policies.router.device_aware import DeviceAware
 from policies.router.direct import Direct
 from policies.router.kv import Kv, KvOutput
 from policies.router.least_loaded import LeastLoaded
 from policies.router.power_of_two import PowerOfTwo
-from policies.router.queued import Queued
 from policies.router.random import Random
 from policies.router.round_robin import RoundRobin
 from policies.router.settings import RouterSettings
@@ -29,13 +27,19 @@ def _kv(settings: RouterSettings) -> Policy:
     return KvOutput(settings) if settings.track_output_blocks else Kv(settings)
 
 
+def _device_aware(settings: RouterSettings) -> Policy:
+    from policies.router.device_aware import DeviceAware
+
+    return DeviceAware(settings)
+
+
 MODES: Mapping[str, Maker] = MappingProxyType(
     {
         "round-robin": RoundRobin,
         "random": Random,
         "least-loaded": LeastLoaded,
         "power-of-two": PowerOfTwo,
-        "device-aware-weighted": DeviceAware,
+        "device-aware-weighted": _device_aware,
         "direct": Direct,
         "kv": _kv,
     }
@@ -59,6 +63,8 @@ def build(settings: RouterSettings, plugins: Mapping[str, Maker] = MappingProxyT
             return router
         if not isinstance(router, Router):
             raise CapabilityError(f"router.mode = {name}: this plug-in cannot have a queue; it must be a Router")
+        from policies.router.queued import Queued
+
         return Queued(router, settings.queue)
     known = [*MODES, *plugins]
     near = get_close_matches(name, known, n=1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from policies.cluster.actions import Action, Dispatch
 from policies.cluster.draws import draw
@@ -34,8 +34,10 @@ from policies.cluster.events import (
 from policies.cluster.ids import Leg, RequestId, Role, WorkerId
 from policies.cluster.state import ClusterView
 from policies.router.base import NOBODY, Router
-from policies.router.queued import Queued
 from policies.router.settings import RouterSettings
+
+if TYPE_CHECKING:
+    from policies.router.queued import Queued
 
 Order = Literal["prefill_first", "decode_first"]
 Conditional = Literal["off", "isl", "prefill_load", "isl_or_load"]

@@ -12,8 +12,7 @@ from policies.cluster.events import BusyThresholdsChanged
 from policies.cluster.state import WorkerView
 from policies.errors import ConfigError
 from policies.router.checks import within
-
-BUSY, ENGINE = "all_busy", "engine_limit"
+from policies.router.select import BUSY, ENGINE, Bar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,25 +53,25 @@ class Overload:
         self.limits = limits
         self.unknown_totals = 0
 
-    def of(self, worker: WorkerView, blocks: float, prefill_tokens: float) -> tuple[str, str] | None:
-        """Why a worker is overloaded: the code of a refusal and a text; None when it is not. All limits are strict."""
+    def of(self, worker: WorkerView, blocks: float, prefill_tokens: float) -> Bar | None:
+        """Why a worker is overloaded; None when it is not. All limits are strict."""
         limits, up = self.limits, worker.up
         if limits.decode_blocks_share is not None:
             total = up.total_blocks
             if not total:
                 self.unknown_totals += 1
             elif blocks > limits.decode_blocks_share * total:
-                return BUSY, f"overloaded: {blocks:g} of {total} blocks active"
+                return Bar(BUSY, f"overloaded: {blocks:g} of {total} blocks active")
         if limits.prefill_tokens is not None and prefill_tokens > limits.prefill_tokens:
-            return BUSY, f"overloaded: {prefill_tokens:g} prompt tokens to compute"
+            return Bar(BUSY, f"overloaded: {prefill_tokens:g} prompt tokens to compute")
         if limits.prefill_share is not None:
             budget = up.max_batched_tokens
             if not budget:
                 self.unknown_totals += 1
             elif prefill_tokens > limits.prefill_share * budget:
-                return BUSY, f"overloaded: {prefill_tokens:g} prompt tokens to compute, {budget} in a step"
+                return Bar(BUSY, f"overloaded: {prefill_tokens:g} prompt tokens to compute, {budget} in a step")
         if limits.engine_queue is not None:
             running = up.max_num_seqs if limits.engine_running is None else limits.engine_running
             if worker.in_flight >= running + limits.engine_queue:
-                return ENGINE, f"full: {worker.in_flight} requests there"
+                return Bar(ENGINE, f"full: {worker.in_flight} requests there")
         return None

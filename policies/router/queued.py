@@ -31,8 +31,8 @@ from policies.cluster.events import (
 from policies.cluster.ids import Leg, RequestId, Role, WorkerId
 from policies.cluster.state import ClusterView, WorkerView
 from policies.router.base import Refusal, Router
-from policies.router.queue import Classes, Queue, QueueClass, Waiting
-from policies.router.settings import QueueSettings, RouterSettings
+from policies.router.queue import Classes, Queue, QueueClass, QueueSettings, Waiting
+from policies.router.settings import RouterSettings
 
 LOOK, EXPIRE = "router-queue", "router-queue-wait"
 """Timers: look who can go; refuse whoever has waited too long."""

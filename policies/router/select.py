@@ -17,6 +17,8 @@ from policies.cluster.state import WorkerView
 from policies.router.settings import TieBreak
 
 NOT_ALLOWED, FENCED, EXCLUDED, MODEL, ADAPTER, TAINT = "not_allowed", "fenced", "excluded", "model", "adapter", "taint"
+BUSY, ENGINE = "all_busy", "engine_limit"
+"""Bars that load alone puts up; when it does so on all workers, they are the codes of the refusal."""
 
 
 class Bar(NamedTuple):

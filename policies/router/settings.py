@@ -7,50 +7,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from policies.cluster.events import TaintWeight
-from policies.errors import ConfigError
-from policies.router.affinity import AffinitySettings
 from policies.router.checks import one_of, within
-from policies.router.overload import BusySettings
-from policies.router.queue import Classes, QueueClass
+
+if TYPE_CHECKING:  # what is off is not loaded
+    from policies.router.affinity import AffinitySettings
+    from policies.router.overload import BusySettings
+    from policies.router.queue import QueueSettings
 
 TieBreak = Literal["seeded", "lowest_id", "least_recent"]
 DecodeBasis = Literal["potential", "active"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueSettings:
-    """When requests wait in the router, and how many may (`queue` has the order in which they go).
-
-    A worker is busy with prompts when more than `prefill_busy_share` of what a step takes, or more than
-    `prefill_busy_tokens`, is dispatched there and not computed; requests wait while `busy_worker_share` of the workers
-    that they may go to are. At most `requests_per_worker` and `tokens_per_worker` wait, times those workers, none
-    longer than `max_wait_s`. None: that limit does not exist.
-    """
-
-    prefill_busy_share: float | None
-    prefill_busy_tokens: float | None
-    busy_worker_share: float
-    requests_per_worker: int | None
-    tokens_per_worker: int | None
-    max_wait_s: float | None
-    classes: tuple[QueueClass, ...]
-
-    def __post_init__(self) -> None:
-        if self.prefill_busy_share is None and self.prefill_busy_tokens is None:
-            raise ConfigError(
-                "router.queue: without prefill_busy_share and prefill_busy_tokens no worker is ever busy, and nothing "
-                "would wait; give one of them"
-            )
-        within("queue.prefill_busy_share", self.prefill_busy_share, 0)
-        within("queue.prefill_busy_tokens", self.prefill_busy_tokens, 0)
-        within("queue.busy_worker_share", self.busy_worker_share, 0, 1)
-        within("queue.requests_per_worker", self.requests_per_worker, 0)
-        within("queue.tokens_per_worker", self.tokens_per_worker, 0)
-        within("queue.max_wait_s", self.max_wait_s, 0)
-        Classes(self.classes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

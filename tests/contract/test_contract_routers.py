@@ -12,8 +12,7 @@ from policies.cluster.controller import Policy
 from policies.router.affinity import AffinitySettings
 from policies.router.build import MODES, build
 from policies.router.overload import BusySettings
-from policies.router.queue import QueueClass
-from policies.router.settings import QueueSettings
+from policies.router.queue import QueueClass, QueueSettings
 
 SHORT = QueueClass(name="short", family="default", min_tokens=0, quantum_tokens=500, order="fcfs", waits=True)
 QUEUE = QueueSettings(

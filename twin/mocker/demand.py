@@ -38,8 +38,8 @@ class Demand:
     """Hands out rows: `open_loop()` by time, or `units()` for the closed loop.
 
     A unit is one row, or all turns of a session. After a turn ends, `next_turn` gives the one behind it. `keyed`,
-    `prioritised` and `adapted` tell, once rows have been handed out, whether any of them had hash ids, a priority other
-    than 0, or an adapter.
+    `prioritised`, `adapted` and `in_sessions` tell, once rows have been handed out, whether any of them had hash ids, a
+    priority other than 0, an adapter, or a session.
     """
 
     def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:
@@ -48,6 +48,7 @@ class Demand:
         self.keyed = False
         self.prioritised = False
         self.adapted = False
+        self.in_sessions = False
 
     def rows(self) -> Iterable[Row]:
         """All rows in file order."""
@@ -58,6 +59,8 @@ class Demand:
             self.prioritised = any(batch.column("priority").to_pylist())
         if not self.adapted and "lora" in batch.schema.names:
             self.adapted = any(batch.column("lora").to_pylist())
+        if not self.in_sessions and "session_id" in batch.schema.names:
+            self.in_sessions = batch.column("session_id").null_count < batch.num_rows
         return batch
 
     def open_loop(self) -> Iterator[Row]:

@@ -196,6 +196,11 @@ class MockWorld:
         return self._demand.prioritised
 
     @property
+    def in_sessions(self) -> bool:
+        """Whether any row that arrived belongs to a session."""
+        return self._demand.in_sessions
+
+    @property
     def adapted(self) -> bool:
         """Whether any row that arrived asked for an adapter."""
         return self._demand.adapted

@@ -17,8 +17,7 @@ from policies.cluster.events import BusyThresholdsChanged, Threshold
 from policies.router.affinity import AffinitySettings
 from policies.router.build import build
 from policies.router.overload import BusySettings
-from policies.router.queue import QueueClass
-from policies.router.settings import QueueSettings
+from policies.router.queue import QueueClass, QueueSettings
 from twin.config_read import load
 from twin.perf.fixed import FixedLatency
 from twin.replay import replay

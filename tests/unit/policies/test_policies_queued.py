@@ -14,9 +14,8 @@ from policies.errors import CapabilityError, ConfigError
 from policies.router.affinity import AffinitySettings
 from policies.router.build import MODES, build
 from policies.router.overload import BusySettings
-from policies.router.queue import QueueClass
+from policies.router.queue import QueueClass, QueueSettings
 from policies.router.queued import Queued
-from policies.router.settings import QueueSettings
 
 ONE = QueueClass(name="all", family="default", min_tokens=0, quantum_tokens=1000, order="fcfs", waits=True)
 QUEUE = QueueSettings(

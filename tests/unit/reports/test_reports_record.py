@@ -33,7 +33,7 @@ def test_columns_and_types_are_those_of_the_architecture(tmp_path: Path) -> None
     names = (
         "row request_id session_id arrival_s isl osl status reason worker_id prefill_worker_id dispatch_s admit_s"
         " first_token_s last_token_s queue_wait_s ttft_s tpot_s e2e_s output_tokens cached_tokens readmissions"
-        " migrations held_s moved_s"
+        " migrations held_s moved_s router_wait_s"
     )
     schema = parquet.read_schema(tmp_path / "requests.parquet")
     assert schema.names == names.split()
@@ -44,7 +44,7 @@ def test_columns_and_types_are_those_of_the_architecture(tmp_path: Path) -> None
 def test_latencies_are_derived_from_the_time_stamps(tmp_path: Path) -> None:
     columns = written(tmp_path, request_row(0)).requests
     derived = {name: columns.floats(name)[0] for name in record.DERIVED_COLUMNS}
-    assert derived == {"queue_wait_s": 1.0, "ttft_s": 2.0, "tpot_s": 1.0, "e2e_s": 6.0}
+    assert derived == {"queue_wait_s": 1.0, "router_wait_s": 0.5, "ttft_s": 2.0, "tpot_s": 1.0, "e2e_s": 6.0}
 
 
 def test_undefined_is_null_and_never_zero(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_undefined_is_null_and_never_zero(tmp_path: Path) -> None:
     absent = {name for name, value in first.items() if value is None}
     assert absent == {
         "session_id", "worker_id", "prefill_worker_id", "dispatch_s", "admit_s", "first_token_s", "last_token_s",
-        "queue_wait_s", "ttft_s", "tpot_s", "e2e_s", "cached_tokens", "held_s", "moved_s",
+        "queue_wait_s", "router_wait_s", "ttft_s", "tpot_s", "e2e_s", "cached_tokens", "held_s", "moved_s",
     }  # fmt: skip
     assert (second["tpot_s"], second["e2e_s"]) == (None, 2.0)
 
