@@ -61,7 +61,8 @@ class PolicyContract:
             watched = Watched(self.make())
             self.history(watched)
             notes.append(watched.actions)
-        assert notes[0] == notes[1]
+        first = next((pair for pair in zip(*notes, strict=False) if pair[0] != pair[1]), None)
+        assert first is None, f"the same events, other actions: {first}"
         assert any(notes[0]), "the history asked nothing of it"
 
     def test_it_never_changes_what_it_is_shown(self) -> None:
@@ -74,20 +75,20 @@ class PolicyContract:
         watched = Watched(self.make())
         self.history(watched)
         for action in (action for actions in watched.actions for action in actions):
-            assert action.reason.strip(), action
-            assert "\n" not in action.reason, action
+            assert action.reason.strip(), f"no reason: {action!r}"
+            assert "\n" not in action.reason, f"a reason of several lines: {action!r}"
             if isinstance(action, Dispatch):
-                assert action.rule, action
+                assert action.rule, f"no rule: {action!r}"
             if isinstance(action, Reject):
-                assert action.code in REFUSALS, action
+                assert action.code in REFUSALS, f"a code that no client knows: {action!r}"
 
     def test_workers_that_it_does_not_know_change_nothing(self) -> None:
         plain, told = self.make(), self.make()
         one, two = Watched(plain), Watched(told)
         self.history(one)
         self.history(_Haunted(two))
-        assert one.decisions == two.decisions
-        assert entries(told) == entries(plain)
+        assert one.decisions == two.decisions, "news of unknown workers changed what it orders"
+        assert entries(told) == entries(plain), "news of unknown workers are remembered"
 
     def test_what_it_remembers_is_bounded(self) -> None:
         """After all requests have ended, a long history leaves no more behind than a short one; after all workers
@@ -99,11 +100,11 @@ class PolicyContract:
         first = entries(policy)
         play(scene, rounds=120, start=40)
         drain(scene)
-        assert entries(policy) <= first + SLACK
+        assert entries(policy) <= first + SLACK, f"remembers more and more: {first} entries, then {entries(policy)}"
         for worker_id in list(scene.view.workers):
             scene.lost(worker_id)
         fresh = entries(self.make())
-        assert entries(policy) <= fresh + SLACK
+        assert entries(policy) <= fresh + SLACK, f"{entries(policy)} entries are left of nothing, fresh it has {fresh}"
 
 
 SLACK = 24
@@ -136,22 +137,22 @@ class RouterContract(PolicyContract):
         scene.lost(1)
         scene.draining(2)
         sent = {request(scene, f"x{n}", n) for n in range(40)}
-        assert sent <= {0, 3, None}
+        assert sent <= {0, 3, None}, f"sent to {sent}, and only 0 and 3 take new work"
 
     def test_without_workers_requests_are_refused(self) -> None:
         scene = Scene(self.make(), 1)
         scene.lost(0)
         action = scene.arrive("r")
-        assert isinstance(action, Reject)
-        assert REFUSALS[action.code].status in (400, 503)
+        assert isinstance(action, Reject), f"nobody is there: {action!r}"
+        assert REFUSALS[action.code].status in (400, 503), f"{action!r}"
 
     def test_pins_hold_and_pass_no_fence(self) -> None:
         scene = Scene(self.make(), 3)
         assert scene.send("r0", isl=64, hint=1) == 1
         scene.draining(1)
         action = scene.arrive("r1", isl=64, hint=1)
-        assert isinstance(action, Reject)
-        assert action.code == "pinned_dead"
+        assert isinstance(action, Reject), f"worker 1 is leaving: {action!r}"
+        assert action.code == "pinned_dead", f"{action!r}"
 
 
 # ---------------------------------------------------------------- histories
