@@ -255,13 +255,14 @@ class Router:
     # ------------------------------------------------------------ one decision
 
     def _route(self, event: RequestArrived, view: ClusterView, busy: Set[WorkerId] = NOBODY) -> Dispatch | Reject:
-        if self._tracks:
+        tracks = self._tracks
+        if tracks:
             self._now(event.at_s)
         live = self._eligible(event, view, busy)
         choice: Choice | Refusal
         if event.worker_hint is not None:
             choice = self._pinned(event, live, view)
-        elif self._affinity is not None or event.hints is not None:
+        elif tracks or event.hints is not None:
             choice = self._preferring(event, live, view)
         else:
             choice = self._free(event, live, view)
@@ -271,7 +272,7 @@ class Router:
         candidates = self._candidates(event, live, view) if self._explains else ()
         self._decisions += 1
         self._sent(event, worker_id, choice.overlap_blocks)
-        if self._tracks:
+        if tracks:
             self._track_sent(event, worker_id, choice.overlap_blocks)
         return Dispatch(
             request_id=event.request_id,

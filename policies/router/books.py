@@ -8,7 +8,8 @@ per worker. Nothing is ever freed by age, and after a drain everything is zero.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import ClassVar
 
 from policies.cluster.blocks import NO_BLOCKS, BlockPath, Branch
 from policies.cluster.ids import RequestId, WorkerId
@@ -61,6 +62,8 @@ class Books:
     """Open work of every worker. `unknown_frees` counts ends of requests that were not booked."""
 
     __slots__ = ("_block_size", "_bookings", "_ends", "_loads", "unknown_frees")
+    decays: ClassVar[bool] = False
+    """Whether `prefill_tokens` of a load is less than what its prompts count in full."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
@@ -101,6 +104,10 @@ class Books:
         """Prompt tokens that a worker has still to compute."""
         load = self._loads.get(worker_id)
         return load.prefill_tokens if load is not None else 0
+
+    def prefills(self, worker_ids: Iterable[WorkerId]) -> list[float]:
+        """The same for several workers."""
+        return [self.prefill_tokens(worker_id) for worker_id in worker_ids]
 
     def book(
         self,
@@ -246,6 +253,7 @@ class DecayingBooks(Books):
     """
 
     __slots__ = ("_prompts", "_where", "now_s", "tokens_per_s")
+    decays = True
 
     def __init__(self, block_size: int, tokens_per_s: float) -> None:
         super().__init__(block_size)

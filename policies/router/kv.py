@@ -56,6 +56,25 @@ class Seen(NamedTuple):
     device_blocks: list[int]
 
 
+class _Counts:
+    """What is counted for the report. Apart from the router: an object of more than 30 attributes is slow to read."""
+
+    __slots__ = (
+        "finished",
+        "index_empty",
+        "non_max_overlap",
+        "other_tier_events",
+        "overlap_differs",
+        "overlap_lost_blocks",
+        "stale_events",
+        "stores",
+    )
+
+    def __init__(self) -> None:
+        self.finished = self.stores = self.index_empty = self.other_tier_events = self.stale_events = 0
+        self.overlap_differs = self.non_max_overlap = self.overlap_lost_blocks = 0
+
+
 class Kv(Router):
     """Cost-based routing over the device tier.
 
@@ -89,34 +108,26 @@ class Kv(Router):
         self._weights = cost.weights(settings)
         self._ties = Ties(settings.tie_break, settings.seed)
         self._index = PrefixIndex()
-        self._decays = settings.prefill_tokens_per_s is not None
         self._likes = bool(settings.preferred_taints)
         self._up: set[WorkerId] = set()
         self._seated: tuple[WorkerView, ...] = ()
         self._ids: list[WorkerId] = []
         self._loads: list[Load] = []
-        self._finished = 0
-        self._stores = 0
-        self._index_empty = 0
-        self._other_tier_events = 0
-        self._stale_events = 0
-        self._overlap_differs = 0
-        self._non_max_overlap = 0
-        self._overlap_lost_blocks = 0
+        self._counts = _Counts()
 
     def counters(self) -> dict[str, int]:
         index, books = self._index, self._books
         return super().counters() | {
-            "kv_index_empty": self._index_empty,
-            "overlap_differs": self._overlap_differs,
-            "non_max_overlap": self._non_max_overlap,
-            "overlap_lost_blocks": self._overlap_lost_blocks,
+            "kv_index_empty": self._counts.index_empty,
+            "overlap_differs": self._counts.overlap_differs,
+            "non_max_overlap": self._counts.non_max_overlap,
+            "overlap_lost_blocks": self._counts.overlap_lost_blocks,
             "index_blocks": len(index),
             "duplicate_stores": index.duplicate_stores,
             "orphan_stores": index.orphan_stores,
             "unknown_removals": index.unknown_removals,
-            "other_tier_events": self._other_tier_events,
-            "stale_events": self._stale_events,
+            "other_tier_events": self._counts.other_tier_events,
+            "stale_events": self._counts.stale_events,
             "open_bookings": len(books),
             "unknown_free": books.unknown_frees,
         }
@@ -145,11 +156,11 @@ class Kv(Router):
 
     def _on_blocks(self, event: BlocksStored | BlocksRemoved) -> None:
         if event.worker_id not in self._up:
-            self._stale_events += 1  # late news of a worker that is gone must not bring its blocks back
+            self._counts.stale_events += 1  # late news of a worker that is gone must not bring its blocks back
         elif event.tier is not Tier.G1_DEVICE:
-            self._other_tier_events += 1
+            self._counts.other_tier_events += 1
         elif isinstance(event, BlocksStored):
-            self._stores += 1
+            self._counts.stores += 1
             self._index.store(event.worker_id, event.runs)
         else:
             self._index.remove(event.worker_id, event.runs)
@@ -158,9 +169,9 @@ class Kv(Router):
         if event.request_id in self._books or event.worker_id is not None:  # else it was never sent
             self._books.free(event.request_id)
         if isinstance(event, RequestFinished):
-            self._finished += 1
-            if self._finished == _INDEX_EMPTY_AFTER and not self._stores:
-                self._index_empty = 1
+            self._counts.finished += 1
+            if self._counts.finished == _INDEX_EMPTY_AFTER and not self._counts.stores:
+                self._counts.index_empty = 1
 
     def _forget(self, worker_id: WorkerId) -> None:
         self._index.clear(worker_id)
@@ -206,7 +217,7 @@ class Kv(Router):
         added, active = self._added(event)
         shared = active.get
         return Seen(
-            [self._books.prefill_tokens(w) for w in ids] if self._decays else [load.prefill_tokens for load in loads],
+            self._books.prefills(ids) if self._books.decays else [load.prefill_tokens for load in loads],
             [load.blocks + added - shared(load.worker_id, 0) for load in loads],
             [load.requests for load in loads],
             [cached(worker_id, 0) for worker_id in ids],
@@ -240,10 +251,10 @@ class Kv(Router):
     def _note_overlap(self, device_blocks: list[int], chosen_blocks: int) -> None:
         best = max(device_blocks)
         if min(device_blocks) < best:
-            self._overlap_differs += 1
+            self._counts.overlap_differs += 1
             if chosen_blocks < best:
-                self._non_max_overlap += 1
-                self._overlap_lost_blocks += best - chosen_blocks
+                self._counts.non_max_overlap += 1
+                self._counts.overlap_lost_blocks += best - chosen_blocks
 
     def _overlap_blocks(self, event: RequestArrived, worker_id: WorkerId) -> int:
         return self._cached(event).get(worker_id, 0)
