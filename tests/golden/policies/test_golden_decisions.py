@@ -22,6 +22,7 @@ DIGESTS = {
     "random": "2cd46e35f77cabba",
     "least-loaded": "8ce07436082663de",
     "power-of-two": "e8788ad4b7e26640",
+    "device-aware-weighted": "8ce07436082663de",
     "kv": "8b3b65d3531b4d59",
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace as replaced
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -12,15 +13,17 @@ from builders import router_settings
 from simulate import engine_settings, simulate, trace_row
 from toy import Run
 
+from policies.cluster import journal
 from policies.cluster.controller import Policy
 from policies.cluster.events import BusyThresholdsChanged, Threshold
 from policies.router.affinity import AffinitySettings
 from policies.router.build import build
 from policies.router.overload import BusySettings
 from policies.router.queue import QueueClass, QueueSettings
+from reports.tables import report_text
 from twin.config_read import load
 from twin.perf.fixed import FixedLatency
-from twin.replay import replay
+from twin.replay import build_policy, replay
 
 LATENCY = FixedLatency(prefill_s=0.0, prefill_s_per_token=0.001, decode_s=0.010)
 TOY = engine_settings(chunked_prefill=False, exclusive_prefill=True)
@@ -213,6 +216,84 @@ faults = [
 ]
 expect = [{invariants = "all"}]
 """
+
+
+def test_the_journal_of_a_run_with_a_queue_replays(tmp_path: Path) -> None:
+    """The same events through a fresh router give the same orders, timers included."""
+    text = BUSY_TOML.format(workers=MIXED, mode="kv", keys="", queue=QUEUES["wspt"] + "\n" + QUEUES["classes"])
+    done = run(tmp_path, text, "journal")
+    lines = (done.folder / "journal.jsonl").read_text().splitlines()
+    assert sum('"type":"Enqueue"' in line for line in lines) > 20
+    config = load(done.folder / "config.toml")
+    assert journal.replay(lines, [build_policy(config, 16)]) is None
+    other = replaced(config, router=replaced(config.router, queue=replaced(config.router.queue, max_wait_s=1.0)))
+    assert journal.replay(lines, [build_policy(other, 16)]) is not None
+
+
+def test_the_time_in_the_router_is_part_of_the_queue_wait(tmp_path: Path) -> None:
+    done = run(tmp_path, BUSY_TOML.format(workers=MIXED, mode="kv", keys="", queue=""), "waits")
+    routers, wholes = done.requests("router_wait_s"), done.requests("queue_wait_s")
+    waits = list(zip(routers, wholes, strict=True))
+    assert all(0 <= router <= whole for router, whole in waits)
+    assert max(router for router, _ in waits) == done.report.latency.router_wait_s.max
+    assert ("router wait" in report_text(done.report, path="")) is True
+    plain = run(tmp_path, BUSY_TOML.format(workers=MIXED, mode="kv", keys="", queue="").replace("900", "9000000"), "no")
+    assert plain.report.latency.router_wait_s.max == 0
+    assert "router wait" not in report_text(plain.report, path="")
+
+
+TWO_KINDS = """
+[[workers]]
+name = "fast"
+count = 2
+taints = ["zone=a"]
+[workers.engine]
+kv_blocks = 400
+[workers.latency]
+model = "fixed"
+prefill_s_per_token = 0.0001
+decode_s = 0.01
+[[workers]]
+name = "slow"
+count = 2
+on_cpu = {on_cpu}
+[workers.engine]
+kv_blocks = 400
+[workers.latency]
+model = "fixed"
+prefill_s_per_token = 0.001
+decode_s = 0.05
+[router]
+{router}
+"""
+
+
+@pytest.mark.parametrize(
+    ("router", "on_cpu", "most"),
+    [
+        ('mode = "device-aware-weighted"\ndevice_ratio = 2', "true", 0.5),
+        ('mode = "round-robin"\nrequired_taints = ["zone=a"]', "false", 0.0),
+        ('mode = "kv"\npreferred_taints = ["zone=a:1"]', "false", 0.4),
+    ],
+)
+def test_kinds_of_workers_and_their_taints(tmp_path: Path, router: str, on_cpu: str, most: float) -> None:
+    text = TWO_KINDS.format(router=router, on_cpu=on_cpu)
+    if "taints" not in router:  # what nobody asks for is refused
+        text = text.replace('taints = ["zone=a"]', "")
+    done = run(tmp_path, text, "kinds")
+    share = sum(worker > 1 for worker in done.requests("worker_id")) / 220
+    assert share <= most
+    assert share > 0 or not most
+
+
+def test_shedding_is_in_the_report(tmp_path: Path) -> None:
+    text = BUSY_TOML.format(workers=MIXED, mode="kv", keys="", queue="").replace("[router.queue]", "[router.busy]")
+    done = run(tmp_path, text.replace("prefill_busy_tokens", "prefill_tokens"), "shed")
+    counts = done.report.counts
+    assert counts.rejected > 10
+    assert counts.rejected + counts.completed == 220
+    assert all(reason.startswith("all_busy: ") for reason in counts.reasons)
+    assert "overloaded above 900 prompt tokens" in report_text(done.report, path="")
 
 
 @pytest.mark.parametrize("legs", [False, True])
