@@ -7,7 +7,7 @@ thousand lines.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -19,21 +19,6 @@ from reports.report import EndFigures
 _CODED: Final = re.compile(r"([a-z]+(?:_[a-z]+)+): ")
 ENGINE_CODE: Final = "engine"
 """What a worker's engine refuses has no code of a policy."""
-
-COUNTED_AS: Final[Mapping[str, str]] = {
-    "all_busy": "overload",
-    "queue_limit": "overload",
-    "engine_limit": "overload",
-    "queue_timeout": "overload",
-    "no_endpoints": "unavailable",
-    "all_fenced": "unavailable",
-    "pinned_dead": "unavailable",
-    "pinned_not_allowed": "validation",
-    "unknown_pin": "validation",
-    "bad_hint": "validation",
-    "unknown_lora": "not found",
-}
-"""What the codes of refusals are counted as."""
 
 
 def end_figures(requests: Columns, status: I64) -> tuple[EndFigures, ...]:

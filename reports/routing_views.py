@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
+from policies.router.refusals import REFUSALS
 from reports import text
-from reports.ends import COUNTED_AS
 
 if TYPE_CHECKING:
     from reports.report import EndFigures, Report
@@ -29,7 +29,8 @@ def end_line(end: EndFigures) -> str:
 
 
 def _counted_as(end: EndFigures) -> str | None:
-    return None if end.code is None else COUNTED_AS.get(end.code)
+    kind = REFUSALS.get(end.code or "")
+    return None if kind is None else kind.counted.value.replace("_", " ")
 
 
 END_COLUMNS: Final = ("status", "counted by", "requests", "share", "prompt tokens, mean", "arrived", "reason")
