@@ -106,7 +106,7 @@ def _decisions(record: RunRecord) -> Iterator[_Told]:
     """The decisions that weighed costs, in their order."""
     for batch in record.decisions.batches(DECISION_NAMES, BATCH_ROWS):
         names = [batch.texts(name) for name in ("request_id", "mode", "rule", "candidates")]
-        numbers = [batch.floats("at_s").tolist(), batch.ints("row").tolist(), batch.ints("worker_id").tolist()]
+        numbers = [batch.floats(name).tolist() for name in ("at_s", "row", "worker_id")]  # who waits has no worker yet
         for request_id, mode, rule, shown, at_s, row, worker_id in zip(*names, *numbers, strict=True):
             if shown is None:
                 continue

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar, Final
 
 from policies.cluster.actions import Action, Dispatch
@@ -46,13 +46,12 @@ class Hindsight:
         self._decisions = 0
         self._looked_at: dict[int, OracleSample | None] = {}
 
-    def decide(self, event: Event, view: ClusterView) -> Sequence[Action]:
-        actions = tuple(self._policy.decide(event, view))
-        if type(event) is RequestArrived:
-            for action in actions:
-                if isinstance(action, Dispatch) and action.leg is not Leg.DECODE and action.candidates:
-                    self._note(action)
-        return actions
+    def decide(self, event: Event, view: ClusterView) -> Iterable[Action]:
+        arrival = type(event) is RequestArrived
+        for action in self._policy.decide(event, view):
+            if arrival and isinstance(action, Dispatch) and action.leg is not Leg.DECODE and action.candidates:
+                self._note(action)
+            yield action
 
     @property
     def meta(self) -> OracleMeta | None:

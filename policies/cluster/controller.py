@@ -20,7 +20,11 @@ class Policy(Protocol):
     subscribes: ClassVar[frozenset[type[Event]]]
 
     def decide(self, event: Event, view: ClusterView) -> Iterable[Action]:
-        """What to do about one event; nothing when there is nothing to order. Called for subscribed types only."""
+        """What to do about one event; nothing when there is nothing to order. Called for subscribed types only.
+
+        The view takes in each action before the next one is asked for: who wraps a policy hands its actions on one by
+        one, or the policy decides on a view that does not show what it has just ordered.
+        """
         ...
 
 

@@ -32,6 +32,7 @@ def walked(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(
         root / "tests", copy / "tests", ignore=shutil.ignore_patterns("__pycache__", "golden", "data", "cli")
     )
+    shutil.copytree(root / "docs", copy / "docs")
     shutil.copy(root / "pyproject.toml", copy)
     cut_bundled_trace(root, copy)
     for block in blocks(root, "python"):

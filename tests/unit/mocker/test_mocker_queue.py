@@ -286,6 +286,43 @@ def test_kinds_of_workers_and_their_taints(tmp_path: Path, router: str, on_cpu: 
     assert share > 0 or not most
 
 
+def test_explanations_change_nothing_and_whoever_waited_has_one(tmp_path: Path) -> None:
+    text = BUSY_TOML.format(workers=MIXED, mode="kv", keys="", queue="")
+    text += "[router.busy]\nengine_running = 2\nengine_queue = 2\n"
+    file = tmp_path / "c.toml"
+    file.write_text(text)
+    config = load(file, {"TRACE": str(trace(tmp_path)), "--hash-block-tokens": 16})
+    plain, told = (replay(config, out=tmp_path / f"told{told}", explain=told) for told in (False, True))
+    one, two = (Run(done.folder, done.report) for done in (plain, told))
+    _same(one, two)
+    rows = two.rows("decisions")
+    waited = sum(row["rule"] == "queue" for row in rows)
+    assert waited > 20
+    assert [row["candidates"] is None for row in rows] == [row["worker_id"] is None for row in rows]
+    assert sum(row["worker_id"] is None for row in rows) == waited
+    assert told.report.routing.explained is not None
+    assert told.report.routing.explained.decisions == len(rows) - waited
+    assert "in the router" in (told.folder / "report.html").read_text()
+
+
+def test_a_full_worker_is_never_sent_more(tmp_path: Path) -> None:
+    """Several that waited go at one instant: each is counted before the next is placed."""
+    text = BUSY_TOML.format(workers=MIXED, mode="kv", keys="", queue="")
+    done = run(tmp_path, text + "[router.busy]\nengine_running = 2\nengine_queue = 2\n", "full")
+    sent = [
+        (at_s, change, worker)
+        for worker, start_s, end_s in zip(*map(done.requests, ("worker_id", "dispatch_s", "last_token_s")), strict=True)
+        if start_s is not None
+        for at_s, change in ((start_s, 1), (end_s, -1))
+    ]
+    open_ = Counter[int]()
+    most = 0
+    for _, change, worker in sorted(sent):
+        open_[worker] += change
+        most = max(most, open_[worker])
+    assert most == 4
+
+
 def test_shedding_is_in_the_report(tmp_path: Path) -> None:
     text = BUSY_TOML.format(workers=MIXED, mode="kv", keys="", queue="").replace("[router.queue]", "[router.busy]")
     done = run(tmp_path, text.replace("prefill_busy_tokens", "prefill_tokens"), "shed")
