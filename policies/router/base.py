@@ -152,6 +152,15 @@ class Router:
     def withdraw(self, request_id: RequestId) -> None:
         """A request that this router may still hold is to go nowhere."""
 
+    @property
+    def is_guarded(self) -> bool:
+        """Whether load or taints may keep every request from a worker that is there."""
+        return self._guarded
+
+    def has_any(self, event: RequestArrived, view: ClusterView) -> bool:
+        """Whether any worker may have this router's leg of a request, whatever it is pinned to."""
+        return bool(self._eligible(event, view))
+
     # ------------------------------------------------------------ for the queue
 
     def targets(self, event: RequestArrived, view: ClusterView) -> tuple[WorkerView, ...]:

@@ -149,7 +149,8 @@ class Disaggregated:
             return self._send_decode(event, view)
         if not view.live_for(event.lora, Role.PREFILL):
             return self._run_whole(event, view)
-        if event.lora and not view.live_for(event.lora, Role.DECODE):
+        picky = event.lora or event.hints is not None or self._decode.is_guarded
+        if picky and not self._decode.has_any(event, view):
             return self._send_decode(event, view)  # a refusal; the prompt would be computed for nobody
         if self._settings.order == "decode_first":
             return self._send_decode(event, view)

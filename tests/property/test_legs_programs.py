@@ -25,7 +25,6 @@ from policies.cluster.invariants import Invariants
 from policies.resilience.migration import Migration, MigrationSettings
 from policies.router.build import build
 from policies.router.disaggregation import Disaggregated, DisaggregationSettings, leg_settings
-from policies.router.settings import RouterSettings
 from twin.config_read import load
 from twin.engine.settings import EngineSettings
 from twin.mocker.clock import Order
@@ -37,6 +36,7 @@ from twin.mocker.sinks import MemorySinks
 from twin.mocker.world import MockWorld, WorkerSpec
 from twin.perf.fixed import FixedLatency
 from twin.perf.links import Link
+from twin.routing import router_settings
 
 LATENCY = FixedLatency(prefill_s=0.005, prefill_s_per_token=0.001, decode_s=0.01)
 
@@ -127,10 +127,8 @@ def carry_out(
     program: Program, *, leap: bool, acts: Sequence[tuple[float, Callable[[MockWorld], None]]] = ()
 ) -> tuple[MemorySinks, dict[int, OpenRequest]]:
     """Run a program; `acts` are things that happen to the world at instants (seconds), before all else then."""
-    base = load(None, {"TRACE": "x", "--router": program.router}).router
-    names = RouterSettings.__dataclass_fields__.keys() - {"seed", "block_size", "explain"}
-    values = {name: getattr(base, name) for name in names}
-    settings_ = RouterSettings(seed=1, block_size=program.rules.block_size, explain=False, **values)
+    base = load(None, {"TRACE": "x", "--router": program.router, "--seed": 1})
+    settings_ = router_settings(base, program.rules.block_size)
     prefill, decode = (build(leg) for leg in leg_settings(settings_))
     policy = Disaggregated(
         prefill,  # type: ignore[arg-type]

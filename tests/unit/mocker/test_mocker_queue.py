@@ -106,6 +106,17 @@ def test_sessions_stay_on_their_worker() -> None:
     assert [seen.ended[n][0].worker_id for n in range(12)] == [0, 1, 2] * 4
 
 
+def test_a_prompt_that_all_share_does_not_flood_one_worker() -> None:
+    """Five workers, more demand than they can take, the whole prompt shared: kv spreads it all the same."""
+    keys = list(range(40))
+    rows = [trace_row(n, 0.02 * n, 640, 50, keys=keys) for n in range(400)]
+    small = engine_settings(max_num_seqs=8)
+    seen = simulate(rows, [(small, LATENCY)] * 5, key_tokens=16, policies=[policy("kv")])
+    share = Counter(seen.ended[n][0].worker_id for n in range(400))
+    assert len(share) == 5
+    assert sum(share.values()) ** 2 / (5 * sum(n * n for n in share.values())) >= 0.9  # Jain's index
+
+
 # ---------------------------------------------------------------- through twin replay
 
 

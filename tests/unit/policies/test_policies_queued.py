@@ -9,10 +9,12 @@ from builders import Scene, router, router_settings, worker
 
 from policies.cluster.actions import Action, Dispatch, Enqueue, Reject
 from policies.cluster.events import Hints, WorkerUp
-from policies.cluster.ids import WorkerId
+from policies.cluster.ids import Role, WorkerId
 from policies.errors import CapabilityError, ConfigError
 from policies.router.affinity import AffinitySettings
+from policies.router.base import Router
 from policies.router.build import MODES, build
+from policies.router.disaggregation import Disaggregated, DisaggregationSettings, leg_settings
 from policies.router.overload import BusySettings
 from policies.router.queue import QueueClass, QueueSettings
 from policies.router.queued import Queued
@@ -342,3 +344,56 @@ def test_a_queue_that_nobody_would_ever_wait_in_is_refused() -> None:
 def test_queueing_is_nobody_elses_business() -> None:
     assert not isinstance(router("kv"), Queued)
     assert WorkerId(0) in Scene(router("kv"), 1).view.workers
+
+
+# ---------------------------------------------------------------- two legs
+
+
+def legs(order: str = "prefill_first", **settings: object) -> Scene:
+    """Two prefill workers (0, 1) and one decode worker (2)."""
+    prefill, decode = (
+        build(leg) for leg in leg_settings(router_settings("least-loaded", tie_break="lowest_id", **settings))
+    )
+    assert isinstance(decode, Router)
+    assert isinstance(prefill, Router | Queued)
+    rules = DisaggregationSettings(order=order, conditional="off", busy_tokens=None)  # type: ignore[arg-type]
+    roles = (Role.PREFILL, Role.PREFILL, Role.DECODE)
+    return Scene(Disaggregated(prefill, decode, rules), [worker(n, role=role) for n, role in enumerate(roles)])
+
+
+def test_the_prefill_leg_waits_and_goes_when_a_prompt_is_computed() -> None:
+    scene = legs(queue=QUEUE)
+    for n in range(2):
+        scene.send(f"fill{n}", isl=1001)
+    assert isinstance(scene.arrive("a"), Enqueue)
+    scene.prefill_done("fill1")
+    assert (scene.where["fill1"], scene.where["a"]) == (2, 1)
+    scene.prefill_done("a")
+    assert scene.where["a"] == 2
+    for name in ("fill1", "a"):
+        scene.finish(name)
+    scene.fail("fill0")
+    scene.invariants.finish()
+
+
+def test_a_leg_that_waits_goes_nowhere_when_its_client_leaves() -> None:
+    scene = legs(queue=QUEUE)
+    for n in range(2):
+        scene.send(f"fill{n}", isl=1001)
+    assert isinstance(scene.arrive("a"), Enqueue)
+    scene.cancel_waiting("a")
+    scene.prefill_done("fill0")
+    assert "a" not in scene.where
+
+
+def test_no_prompt_is_computed_for_decode_workers_that_are_overloaded() -> None:
+    scene = legs(busy=BusySettings(engine_running=1, engine_queue=2))
+    for n in range(3):
+        scene.send(f"r{n}")
+        scene.prefill_done(f"r{n}")
+        assert scene.where[f"r{n}"] == 2
+    refused = scene.arrive("late")
+    assert isinstance(refused, Reject)
+    assert refused.code == "engine_limit"
+    scene.finish("r0")
+    assert scene.send("next") in (0, 1)

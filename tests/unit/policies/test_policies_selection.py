@@ -70,6 +70,13 @@ def test_models_of_workers() -> None:
     assert scene.send("any") in (0, 1)
 
 
+def test_turns_of_a_model_are_its_own() -> None:
+    scene = Scene(router(), [worker(0, models=("a", "b")), worker(1, models=("a", "b")), worker(2, models=("a",))])
+    sent = [scene.send(f"r{n}", hints=Hints(model="ab"[n % 2])) for n in range(12)]
+    assert sent[0::2] == [0, 1, 2, 0, 1, 2]
+    assert sent[1::2] == [0, 1, 0, 1, 0, 1]
+
+
 def test_the_first_filter_that_fails_is_the_reason() -> None:
     limits = BusySettings(engine_running=1, engine_queue=2)
     ups = [worker(n, taints=("x",) if n else ()) for n in range(4)]
