@@ -134,6 +134,14 @@ class Lane:
             self._first_s = None
         return taken
 
+    def clear(self) -> list[BlockRun]:
+        """Nothing that is here and not under way will move; returns what that was."""
+        parts = [*self._pending, *(part for batch in self._released for part in batch.parts)]
+        self._pending.clear()
+        self._released.clear()
+        self.blocks, self._first_s = 0, None
+        return [part.run for part in parts]
+
     def start(self) -> Batch | None:
         """The next batch, if it may be under way now; it counts as running until `done`."""
         if not self._released or self._running >= self.rules.at_once:

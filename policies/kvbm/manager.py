@@ -248,8 +248,8 @@ class BlockManager:
         orders, self._orders = self._orders, []
         return orders
 
-    def moved(self, batch_id: int, now_s: float, *, ok: bool = True) -> None:
-        """A batch has been moved, or has come to nothing."""
+    def moved(self, batch_id: int, now_s: float, *, ok: bool = True, is_tiers_fault: bool = True) -> None:
+        """A batch has been moved, or has come to nothing; `is_tiers_fault`: for want of a tier that takes it."""
         at, parts, lot, store, source = self._moving.pop(batch_id)
         level = self.levels[at]
         body = level.body
@@ -260,7 +260,7 @@ class BlockManager:
         else:
             level.counts.failed_writes += lot.blocks
             store.free(lot, Cause.LOAD_FAILED)
-            if store is body.store:
+            if store is body.store and is_tiers_fault:
                 body.health.write_failed(now_s)
         if source.store is not None:
             source.store.release(source.holds)
@@ -284,6 +284,16 @@ class BlockManager:
     def refuse(self, tier: Tier, refuses: bool) -> None:
         """Whether a tier fails all writes: it is full in a way that evicting does not help."""
         self._body(tier).refuses = refuses
+
+    def close(self, now_s: float) -> None:
+        """The worker is gone: what it was to move comes to nothing, in tiers that others share too."""
+        for level in self.levels:
+            level.left.clear()
+            for run in level.lane.clear():
+                level.body.underway.remove(*run)
+        for batch_id in list(self._moving):
+            self.moved(batch_id, now_s, ok=False, is_tiers_fault=False)
+        self._orders.clear()
 
     def audit(self) -> None:
         """Recount all tiers. Raises InvariantError."""
