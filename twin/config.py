@@ -273,10 +273,19 @@ class KvbmConfig:
     @property
     def has_tiers(self) -> bool:
         """Whether there is any tier below the device."""
-        sizes = (self.cpu_cache_gb, self.cpu_cache_tokens, self.disk_cache_gb, self.disk_cache_tokens)
-        return self.remote or any(size is not None for size in sizes)
+        return self.has_cpu or self.has_disk or self.remote
+
+    @property
+    def has_cpu(self) -> bool:
+        return self.cpu_cache_gb is not None or self.cpu_cache_tokens is not None
+
+    @property
+    def has_disk(self) -> bool:
+        return self.disk_cache_gb is not None or self.disk_cache_tokens is not None
 
 
+SHARED_CACHE_MULTIPLIER = 0.5
+"""Credit of a block in a shared tier, where there is one."""
 SHARED_DISK_GB_PER_S = 80.0
 """Storage that a whole cluster shares."""
 
@@ -399,7 +408,7 @@ class RouterConfig:
     host_cache_hit_weight: float = _key(0.75, "credit of a block in host memory", low=0, high=1)
     disk_cache_hit_weight: float = _key(0.25, "credit of a block on disk", low=0, high=1)
     shared_cache_multiplier: float | None = _key(
-        None, "credit of a block in a shared tier", low=0, high=1, absent="no shared tier"
+        None, "credit of a block in a shared tier", low=0, high=1, absent="0.5 where there is a shared tier"
     )
     decode_active_request_weight: float = _key(0.0, "cost of each open request on a worker, in blocks", low=0)
     router_temperature: float = _key(0.0, "0 takes the cheapest; above, softmax over the costs", low=0)

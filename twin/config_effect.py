@@ -5,7 +5,7 @@ An option counts when it differs from its default; saying the default aloud is h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 
 from policies.router.build import MODES
@@ -13,6 +13,7 @@ from twin.config import (
     Config,
     DisaggregationConfig,
     EngineConfig,
+    KvbmConfig,
     LatencyConfig,
     ResilienceConfig,
     RouterConfig,
@@ -24,7 +25,12 @@ from twin.config import (
 from twin.link_use import path_of, used_paths, why_idle
 from twin.perf.cargo import CARGOES, KV, WEIGHTS
 
-NO_TIER = ("host_cache_hit_weight", "disk_cache_hit_weight", "shared_cache_multiplier")
+TIERS: Mapping[str, tuple[str, Callable[[KvbmConfig], bool]]] = {
+    "host_cache_hit_weight": ("host memory", lambda kvbm: kvbm.has_cpu),
+    "disk_cache_hit_weight": ("a disk of its own", lambda kvbm: kvbm.has_disk and not kvbm.disk_shared),
+    "shared_cache_multiplier": ("a tier that workers share", lambda kvbm: kvbm.remote or kvbm.disk_shared),
+}
+"""What a worker must have below its device for a weight of the router to count."""
 PREFILL_TERM = ("prefill_load_scale", "overlap_score_weight", "overlap_score_credit", "overlap_score_credit_decay")
 DECODE_TERM = ("decode_basis", "track_output_blocks")
 SGLANG_KEYS = (
@@ -57,7 +63,7 @@ def without_effect(config: Config) -> Iterator[tuple[str, str]]:
         if group.engine.max_loras is not None and config.compat != "none":
             yield f"workers.{group.name}.engine.max_loras", f"compat {config.compat} knows no adapters"
     yield from _links(config)
-    yield from _router(config.router)
+    yield from _router(config)
     yield from _observe(config)
     yield from _disaggregation(config)
     yield from _resilience(config)
@@ -138,6 +144,35 @@ def _sizes_of_what_moves(config: Config, group: WorkerGroup) -> set[str]:
     return found
 
 
+def _kvbm(group: WorkerGroup) -> Iterator[tuple[str, str]]:
+    """Options of tiers that there are not, or whose policy is another one."""
+    kvbm = group.kvbm
+    changed = set(_changed(kvbm, [entry.name for entry in keys_of(KvbmConfig)]))
+    there = {"cpu": kvbm.has_cpu, "disk": kvbm.has_disk, "remote": kvbm.remote}
+    idle: dict[str, str] = {}
+    if not kvbm.has_tiers:
+        idle = dict.fromkeys(changed, "there is no tier: give cpu_cache_gb, disk_cache_gb or remote")
+    for tier, is_there in there.items():
+        if not is_there and not (tier == "cpu" and kvbm.has_tiers):
+            own = [name for name in changed if name.startswith(f"{tier}_")]
+            idle |= dict.fromkeys(own, f"there is no {tier} tier")
+    for name in ("offload", "trigger", "eviction", "latency_s") if not kvbm.has_cpu else ():
+        idle.setdefault(f"cpu_{name}", "there is no cpu tier")
+    for tier in ("cpu", "disk"):
+        if getattr(kvbm, f"{tier}_cache_gb") is not None:
+            idle.setdefault(f"{tier}_cache_tokens", f"{tier}_cache_gb says how large it is")
+    if kvbm.onboard != "deadline":
+        idle.setdefault("onboard_deadline_s", f"onboard = {kvbm.onboard}")
+    filters = "+".join(getattr(kvbm, f"{tier}_offload") for tier, is_there in there.items() if is_there)
+    if "presence_lfu" not in filters:
+        idle.setdefault("min_lfu_count", "no tier has presence_lfu as its offload")
+    if "frequency_filter" not in filters:
+        idle.setdefault("decay_s", "no tier has frequency_filter as its offload")
+    if group.links.host is not None:
+        idle.setdefault("cpu_gb_per_s", "links.host says what blocks cross")
+    yield from ((f"workers.{group.name}.kvbm.{name}", why) for name, why in idle.items() if name in changed)
+
+
 def _scheduler(group: WorkerGroup) -> Iterator[tuple[str, str]]:
     """Options that the group's engine, or another of its options, leaves without a part to play."""
     engine = group.engine
@@ -207,14 +242,15 @@ def foreign_keys(latency: LatencyConfig) -> dict[str, str]:
     return {name: models[0] for name, models in owners.items() if models and latency.model not in models}
 
 
-def _router(router: RouterConfig) -> Iterator[tuple[str, str]]:
+def _router(config: Config) -> Iterator[tuple[str, str]]:
+    router = config.router
     if router.mode not in MODES:
         return  # what a plug-in reads is its own affair
     for name in _changed(router, [entry.name for entry in keys_of(RouterConfig) if entry.name != "mode"]):
         if router.mode != "kv" and not (name == "tie_break" and router.mode == "least-loaded"):
             yield f"router.{name}", f"mode {router.mode} does not read it"
-        elif name in NO_TIER:
-            yield f"router.{name}", "the router of this version is not told what lies in lower tiers"
+        elif name in TIERS and not any(TIERS[name][1](group.kvbm) for group in config.workers):
+            yield f"router.{name}", f"no worker has {TIERS[name][0]} below its device ([workers.kvbm])"
         elif name == "track_output_blocks":
             yield f"router.{name}", "simulated workers do not tell the router of tokens as they make them"
         elif name in PREFILL_TERM and not router.track_prefill_tokens:

@@ -34,7 +34,7 @@ from traces.load import ReadOptions, Trace, open_trace
 from traces.transform import transform
 from twin import __version__
 from twin.cluster import Group, build_groups
-from twin.config import Config, TraceConfig
+from twin.config import SHARED_CACHE_MULTIPLIER, Config, TraceConfig
 from twin.config_text import to_plain, to_toml
 from twin.describe import describe_run, starts_meta
 from twin.errors import Stopped
@@ -289,12 +289,19 @@ def build_policy(config: Config, block_size: int, *, explain: bool = False) -> P
     router = config.router
     names = RouterSettings.__dataclass_fields__.keys() - {"seed", "block_size", "explain"}
     values = {name: getattr(router, name) for name in names}
+    if router.shared_cache_multiplier is None and has_shared_tier(config):
+        values["shared_cache_multiplier"] = SHARED_CACHE_MULTIPLIER
     settings = RouterSettings(seed=config.seed, block_size=block_size, explain=explain, **values)
     if config.is_disaggregated:
         from twin.legs import build_legs
 
         return build_legs(config, settings, _plugins(router.mode))
     return build_router(settings, _plugins(router.mode))
+
+
+def has_shared_tier(config: Config) -> bool:
+    """Whether any tier below devices is common to workers."""
+    return any(group.kvbm.remote or group.kvbm.disk_shared for group in config.workers)
 
 
 def _plugins(mode: str) -> dict[str, Maker]:

@@ -39,7 +39,7 @@ def tier_links(groups: Iterable[Group]) -> tuple[Link, ...]:
             if spec.host_lanes is None:
                 name = f"{CPU}:{spec.name}"
                 links[name] = Link(name=name, bytes_per_s=config.cpu_gb_per_s * GB, discipline=FIFO, duplex=True)
-            if config.disk_cache_tokens is not None or config.disk_cache_gb is not None:
+            if config.has_disk:
                 name = _disk_name(config, spec)
                 _add(links, Link(name=name, bytes_per_s=_disk_gb_per_s(config) * GB, discipline=FAIR, duplex=False))
             if config.remote:

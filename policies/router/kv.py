@@ -1,7 +1,7 @@
 """Mode kv: the worker where the request costs least, counting what is cached there and what is open there.
 
 The index learns what workers hold from their block events; the books know what was sent where, so a decision sees every
-booking before it. No load is read from the view. What workers hold below device memory is not looked at here yet.
+booking before it. No load is read from the view. What lies below device memory counts by its tier.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from policies.cluster.state import WorkerView
 from policies.errors import CapabilityError, ConfigError
 from policies.router import cost
 from policies.router.base import Choice, Router
+from policies.router.below import Beyond, LowerTiers
 from policies.router.books import Books, Load
 from policies.router.index import PrefixIndex
 from policies.router.select import Ties, softmax
@@ -56,7 +57,7 @@ class _Seen(NamedTuple):
 
 
 class Kv(Router):
-    """Cost-based routing over the device tier.
+    """Cost-based routing over what workers have cached.
 
     Counters: `kv_index_empty` is 1 when 100 requests finished before any block was reported; `overlap_differs` counts
     decisions whose candidates differed in cached blocks; `non_max_overlap` those that went to a worker with less
@@ -87,6 +88,7 @@ class Kv(Router):
         self._weights = cost.weights(settings)
         self._ties = Ties(settings.tie_break, settings.seed)
         self._index = PrefixIndex()
+        self._below = LowerTiers()
         self._books = Books(settings.block_size)
         self._up: set[WorkerId] = set()
         self._seated: tuple[WorkerView, ...] = ()
@@ -95,7 +97,6 @@ class Kv(Router):
         self._finished = 0
         self._stores = 0
         self._index_empty = 0
-        self._other_tier_events = 0
         self._stale_events = 0
         self._overlap_differs = 0
         self._non_max_overlap = 0
@@ -112,7 +113,7 @@ class Kv(Router):
             "duplicate_stores": index.duplicate_stores,
             "orphan_stores": index.orphan_stores,
             "unknown_removals": index.unknown_removals,
-            "other_tier_events": self._other_tier_events,
+            "lower_tier_blocks": len(self._below),
             "stale_events": self._stale_events,
             "open_bookings": len(books),
             "unknown_free": books.unknown_frees,
@@ -135,6 +136,8 @@ class Kv(Router):
         elif isinstance(event, BlocksCleared):
             if event.tier in (None, Tier.G1_DEVICE):
                 self._index.clear(event.worker_id)
+            if event.tier is not Tier.G1_DEVICE:
+                self._below.clear(event.worker_id, event.tier)
         elif isinstance(event, WorkerUp):
             self._check_block_size(event)
             self._forget(event.worker_id)  # whoever had this id before: the new one holds nothing
@@ -147,7 +150,10 @@ class Kv(Router):
         if event.worker_id not in self._up:
             self._stale_events += 1  # late news of a worker that is gone must not bring its blocks back
         elif event.tier is not Tier.G1_DEVICE:
-            self._other_tier_events += 1
+            if isinstance(event, BlocksStored):
+                self._below.store(event.worker_id, event.tier, event.runs)
+            else:
+                self._below.remove(event.worker_id, event.tier, event.runs)
         elif isinstance(event, BlocksStored):
             self._stores += 1
             self._index.store(event.worker_id, event.runs)
@@ -164,6 +170,7 @@ class Kv(Router):
 
     def _forget(self, worker_id: WorkerId) -> None:
         self._index.clear(worker_id)
+        self._below.clear(worker_id)
         self._books.lose(worker_id)
         self._ties.forget(worker_id)
 
@@ -178,7 +185,10 @@ class Kv(Router):
 
     def _choose(self, event: RequestArrived, live: tuple[WorkerView, ...]) -> Choice:
         seen = self._see(event, live)
-        costs = cost.costs(self._weights, event.isl, self._block_size, *seen)
+        if self._below.is_empty:
+            costs = cost.costs(self._weights, event.isl, self._block_size, *seen)
+        else:
+            costs = [terms.cost_blocks for terms in self._terms(event, seen)]
         if self._temperature > 0:
             u = draw(self.settings.seed, "softmax", event.draw_id)
             at, rule = softmax(u, costs, self._temperature), "softmax"
@@ -217,6 +227,24 @@ class Kv(Router):
             return {worker_id: min(depth, usable) for worker_id, depth in depths.items()}
         return depths
 
+    def _terms(self, event: RequestArrived, seen: _Seen) -> list[cost.Terms]:
+        """The cost of each candidate term by term, what lies below its device included."""
+        least = min(seen.prefill_tokens)
+        told = []
+        for (prefill_tokens, decode_blocks, requests, device), below in zip(
+            zip(*seen, strict=True), self._beyond(event, seen), strict=True
+        ):
+            load = cost.Load(prefill_tokens, decode_blocks, requests, device, *below)
+            told.append(cost.terms(self._weights, event.isl, self._block_size, load, least))
+        return told
+
+    def _beyond(self, event: RequestArrived, seen: _Seen) -> list[Beyond]:
+        usable, below = (event.isl - 1) // self._block_size, self._below
+        return [
+            below.beyond(event.blocks, worker_id, device_blocks, usable)
+            for worker_id, device_blocks in zip(self._ids, seen.device_blocks, strict=True)
+        ]
+
     def _added(self, event: RequestArrived) -> tuple[int, Mapping[WorkerId, int]]:
         """Blocks that the request brings, and how many of them each worker has active already."""
         if not self._counts_new:
@@ -246,16 +274,18 @@ class Kv(Router):
         if self.settings.track_active_blocks:
             path = self._path(event)
             own_blocks = event.isl // self._block_size if path is None else 0
-        prefill_tokens = event.isl - overlap_blocks * self._block_size
+        found_blocks = overlap_blocks
+        if not self._below.is_empty:  # those come up, and are not computed
+            usable = (event.isl - 1) // self._block_size
+            found_blocks += sum(self._below.beyond(event.blocks, worker_id, overlap_blocks, usable))
+        prefill_tokens = event.isl - found_blocks * self._block_size
         self._books.book(event.request_id, worker_id, path, own_blocks, prefill_tokens)
         self._ties.note(worker_id)
 
     def _explain(self, event: RequestArrived, live: tuple[WorkerView, ...]) -> list[Candidate]:
         seen = self._see(event, live)
-        least = min(seen.prefill_tokens)
         told = []
-        for worker, *load in zip(live, *seen, strict=True):
-            terms = cost.terms(self._weights, event.isl, self._block_size, cost.Load(*load), least)
+        for worker, terms, *load in zip(live, self._terms(event, seen), *seen, strict=True):
             told.append(
                 Candidate(
                     worker_id=worker.worker_id,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from simulate import Seen, engine_settings, simulate
+from simulate import Seen, engine_settings, simulate, trace_row
 from test_engine_against_naive import KEY_TOKENS, engines, traces
 
 from policies.cluster.ids import Tier
@@ -32,6 +32,35 @@ LATENCY = FixedLatency(prefill_s=0.005, prefill_s_per_token=0.001, decode_s=0.01
 
 
 @st.composite
+def returning(draw: st.DrawFn) -> list[Row]:
+    """Prompts of four families that come again and again, some of them at one instant, with ends of their own."""
+    rows = []
+    at_ms = 0
+    for n in range(draw(st.integers(4, 20))):
+        at_ms += draw(st.sampled_from([0, 0, 1, 5, 40, 300]))
+        family = draw(st.integers(0, 3))
+        keys = [family * 100 + i for i in range(draw(st.integers(3, 6)))]
+        keys += [1000 + n] * draw(st.integers(0, 1))
+        short = draw(st.integers(0, KEY_TOKENS - 1))
+        rows.append(trace_row(n, at_ms / 1e3, len(keys) * KEY_TOKENS - short, draw(st.integers(1, 6)), keys))
+    return rows
+
+
+@st.composite
+def tight(draw: st.DrawFn) -> dict:
+    """Engines whose device holds hardly more than one prompt."""
+    size = draw(st.sampled_from([1, 2, 4]))
+    return draw(engines()) | {
+        "block_size": size,
+        "blocks": 7 * KEY_TOKENS // size + draw(st.integers(2, 20)),
+        "max_num_batched_tokens": draw(st.sampled_from([8, 64, 4096])),
+    }
+
+
+DEMANDS = st.one_of(st.tuples(returning(), tight()), st.tuples(returning(), tight()), st.tuples(traces(), engines()))
+
+
+@st.composite
 def tiers(draw: st.DrawFn) -> list[TierPlan]:
     """The same tiers for two workers; the remote one is common to both."""
     wanted = draw(st.lists(st.sampled_from(list(Tier)[1:]), min_size=1, max_size=3, unique=True))
@@ -49,7 +78,7 @@ def tiers(draw: st.DrawFn) -> list[TierPlan]:
         }
         for tier in wanted
     }
-    sizes = {tier: draw(st.integers(2, 40)) for tier in wanted}
+    sizes = {tier: draw(st.sampled_from([3, 20, 60, 200])) for tier in wanted}
     plans = []
     for n in range(2):
         up, down = ((f"cpu:w{n}/rx",),), ((f"cpu:w{n}/tx",),)
@@ -89,8 +118,9 @@ def run(rows: list[Row], options: dict, plans: list[TierPlan], *, leap: bool) ->
 
 
 @examples(300)
-@given(traces(), engines(), tiers())
-def test_leaping_changes_nothing_and_every_request_ends(rows: list[Row], options: dict, plans: list[TierPlan]) -> None:
+@given(DEMANDS, tiers())
+def test_leaping_changes_nothing_and_every_request_ends(demand: tuple[list[Row], dict], plans: list[TierPlan]) -> None:
+    rows, options = demand
     leapt = run(rows, options, plans, leap=True)
     stepped = run(rows, options, plans, leap=False)
     assert leapt.sinks.requests == stepped.sinks.requests
@@ -115,9 +145,10 @@ def test_leaping_changes_nothing_and_every_request_ends(rows: list[Row], options
 
 
 @examples(300)
-@given(traces(), engines(), tiers())
-def test_tiers_change_when_things_happen_and_not_what(rows: list[Row], options: dict, plans: list[TierPlan]) -> None:
+@given(DEMANDS, tiers())
+def test_tiers_change_when_things_happen_and_not_what(demand: tuple[list[Row], dict], plans: list[TierPlan]) -> None:
     """Tokens are the same with tiers and without; nobody who ran before fails now."""
+    rows, options = demand
     with_tiers = run(rows, options, plans, leap=True)
     settings = engine_settings(**options | {"prefix_caching": True})
     plain = simulate(rows, [(settings, LATENCY)] * 2, key_tokens=KEY_TOKENS)

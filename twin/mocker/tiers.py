@@ -35,6 +35,8 @@ from twin.perf.cargo import TIER_LOADS, TIER_STORES
 Lanes = tuple[tuple[str, ...], ...]
 """By rank, the lanes that its share of the bytes crosses."""
 
+DEADLINE_S, REMOTE_DEADLINE_S = 10.0, 30.0
+"""A load that takes longer has failed; longer where a remote store has part in it."""
 _SKETCH_BLOCKS = 1 << 20
 """A sketch is never made for more: 64 MiB of counters."""
 
@@ -106,6 +108,16 @@ class Tiers:
             self._shared[plan.shared_key] = body
         return body
 
+    @property
+    def up(self) -> dict[WorkerId, TierLane]:
+        """The tiers of workers that are there, by worker."""
+        return {worker_id: lane for worker_id, lane in sorted(self.lanes.items()) if not lane.closed}
+
+    @property
+    def idle_timers(self) -> int:
+        """Deadlines on the clock that wait for no load any more."""
+        return sum(lane.has_idle_deadline for lane in (*self._past, *self.lanes.values()))
+
     def audit(self) -> None:
         """Blocks add up in every tier. Raises InvariantError."""
         for lane in self.lanes.values():
@@ -127,15 +139,17 @@ class Tiers:
 
 
 class _Loading:
-    """A load that is under way: which legs are, and what became of them."""
+    """A load that is under way: which legs are, and what became of them. It fails at `due_s`."""
 
-    __slots__ = ("lane", "left", "load", "on_done", "over", "transfers")
+    __slots__ = ("due_s", "lane", "left", "load", "on_done", "over", "transfers")
 
     def __init__(self, lane: TierLane, load: TierLoad, on_done: Callable[[], None]) -> None:
         self.lane = lane
         self.load = load
         self.on_done = on_done
         self.left = len(load.onboard.legs)
+        is_remote = any(leg.tier is Tier.G4_REMOTE for leg in load.onboard.legs)
+        self.due_s = lane.now_s + (REMOTE_DEADLINE_S if is_remote else DEADLINE_S)
         self.transfers: dict[int, Transfer] = {}
         self.over = False
 
@@ -161,7 +175,9 @@ class TierLane:
         self._loading: dict[_Loading, None] = {}
         self._moving: dict[int, Transfer] = {}
         self._armed_s: float | None = None
-        self._closed = False
+        self._deadline = False  # one is on the clock
+        self.closed = False
+        self.late_loads = 0
         self.bad_rate: dict[Tier, float] = {}  # share of blocks that a tier hands out damaged
         self.engine = engine
         self.manager = engine.attach(self._make)
@@ -197,6 +213,7 @@ class TierLane:
         assert isinstance(load, TierLoad)
         loading = _Loading(self, load, on_done)
         self._loading[loading] = None
+        self._watch()
         for at, leg in enumerate(load.onboard.legs):
             self._hop(loading, at, leg.tier, leg.bytes, 0)
         return loading
@@ -215,14 +232,43 @@ class TierLane:
             cargo=TIER_LOADS,
         )
 
-    def _came_up(self, loading: _Loading) -> None:
+    def _came_up(self, loading: _Loading, lost: Sequence[BlockRun] = ()) -> None:
+        """A load is over; `lost` are blocks that never came."""
         del self._loading[loading]
         load, now_s = loading.load, self._tiers.clock.now
-        load.good = self.manager.loaded(load.onboard, now_s, self._bad(load))
+        load.good = self.manager.loaded(load.onboard, now_s, [*lost, *self._bad(load)])
         load.landed_s = now_s
         loading.over = True
         loading.on_done()
         self.attend()
+
+    @property
+    def now_s(self) -> float:
+        return self._tiers.clock.now
+
+    @property
+    def has_idle_deadline(self) -> bool:
+        return self._deadline and not self._loading
+
+    def _watch(self) -> None:
+        """See to it that the load which is due first fails in time."""
+        if not self._deadline and self._loading:
+            self._deadline = True
+            due_s = min(loading.due_s for loading in self._loading)
+            self._tiers.clock.call(instant(due_s), int(Order.COMMAND), self._on_deadline)
+
+    def _on_deadline(self) -> None:
+        self._deadline = False
+        for loading in [loading for loading in self._loading if instant(loading.due_s) <= self.now_s]:
+            lost = []
+            for at, run in enumerate(loading.load.onboard.plan.runs):
+                transfer = loading.transfers[at]
+                if not transfer.done:
+                    transfer.cancel()
+                    lost += [BlockRun(part.stretch.branch, part.lo, part.hi) for part in run.found]
+            self.late_loads += 1
+            self._came_up(loading, lost)
+        self._watch()
 
     def dropped(self, loading: _Loading) -> None:
         """A load was called off: its sources may be evicted again."""
@@ -244,7 +290,7 @@ class TierLane:
 
     def attend(self) -> None:
         """See to what the manager wants now, and come back when it wants to be seen to."""
-        if self._closed:
+        if self.closed:
             return
         now_s = self._tiers.clock.now
         for order in self.manager.poll(now_s):
@@ -285,16 +331,34 @@ class TierLane:
 
     def close(self) -> None:
         """The worker is gone, and what was only its own with it."""
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
+        self.closed = True
         for transfer in self._moving.values():
             transfer.cancel()
         for loading in list(self._loading):
             loading.cancel()
         self.manager.close(self._tiers.clock.now)
 
-    def lose(self, tier: Tier) -> None:
+    def break_tier(self, tier: Tier, how: str, rate: float | None) -> None:
+        """A tier vanishes (tier_down), takes no writes (tier_full), or hands out a share of damaged blocks."""
+        if how == "tier_full":
+            self.manager.refuse(tier, True)
+        elif how == "tier_corrupt":
+            self.bad_rate[tier] = rate or 0.0
+        else:
+            self._lose(tier)
+
+    def mend_tier(self, tier: Tier, how: str) -> None:
+        """It is over; a tier that was down is empty."""
+        if how == "tier_full":
+            self.manager.refuse(tier, False)
+        elif how == "tier_corrupt":
+            self.bad_rate.pop(tier, None)
+        else:
+            self.manager.restored(tier)
+
+    def _lose(self, tier: Tier) -> None:
         """A tier is gone: what comes up from it fails now."""
         self.manager.lost(tier)
         for loading in list(self._loading):

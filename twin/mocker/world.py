@@ -211,6 +211,11 @@ class MockWorld:
         return {worker_id: worker.down_s for worker_id, worker in self.workers.items() if worker.down_s is not None}
 
     @property
+    def idle_timers(self) -> int:
+        """Events on the clock that will find nothing to do."""
+        return self.block_tiers.idle_timers if self.block_tiers is not None else 0
+
+    @property
     def network(self) -> Network | None:
         """The links that transfers share; None in a run without them."""
         if self._network is not None or self.handoffs is None:
