@@ -33,12 +33,15 @@ from twin.engine.settings import EngineSettings
 from twin.engine.ticks import instant
 from twin.engine.trtllm import TrtllmSettings
 from twin.mocker.churn import Loss
-from twin.mocker.clock import Order
+from twin.mocker.clock import Clock, Order
 from twin.mocker.demand import Row
+from twin.mocker.links import Network
 from twin.mocker.sinks import MemorySinks
 from twin.mocker.worker import MockWorker
+from twin.mocker.tiers import TierPlan
 from twin.mocker.world import MockWorld, Observation, WorkerSpec
 from twin.perf.fixed import FixedLatency
+from twin.perf.links import Link
 from twin.perf.polynomial import PolynomialLatency
 from twin.perf.protocol import LatencyModel
 from twin.perf.slowed import Slowed
@@ -173,7 +176,8 @@ class Caches(CacheWatcher):
 
     def decide(self, event: Event, view: ClusterView) -> Iterable[Action]:
         if isinstance(event, WorkerLost):
-            self.held.pop(event.worker_id, None)
+            for place in [place for place in self.held if place[0] == event.worker_id]:
+                del self.held[place]
             return ()
         return super().decide(event, view)
 
@@ -188,6 +192,8 @@ def perform(
     workers: int = 3,
     limit: int = 2,
     lag_s: float = 0.0,
+    tiers: Sequence[TierPlan] | None = None,
+    links: Sequence[Link] = (),
 ) -> tuple[MemorySinks, Watched, Caches]:
     """Run a program to its end and check what must hold then."""
     router = build(router_settings(mode, block_size=engine.block_size))
@@ -198,13 +204,21 @@ def perform(
     world = MockWorld(
         controller=controller,
         workers=[
-            WorkerSpec(worker_id=WorkerId(i), name=f"w{i}", settings=engine, latency=latency) for i in range(workers)
+            WorkerSpec(
+                worker_id=WorkerId(i),
+                name=f"w{i}",
+                settings=engine,
+                latency=latency,
+                tiers=None if tiers is None else tiers[i],
+            )
+            for i in range(workers)
         ],
         demand=RowsDemand(rows),
         sinks=sinks,
         router=mode,
         key_tokens=KEY_TOKENS,
         observe=Observation(kv_event_lag_s=lag_s),
+        network=Network(Clock(), links) if links else None,
     )
     for blow in program:
         world.call(blow.later_s(), Order.FAULT, lambda blow=blow: blow.act(world))  # type: ignore[misc]
