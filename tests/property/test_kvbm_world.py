@@ -36,8 +36,8 @@ def returning(draw: st.DrawFn) -> list[Row]:
     """Prompts of four families that come again and again, some of them at one instant, with ends of their own."""
     rows = []
     at_ms = 0
-    for n in range(draw(st.integers(4, 20))):
-        at_ms += draw(st.sampled_from([0, 0, 1, 5, 40, 300]))
+    for n in range(draw(st.integers(6, 20))):
+        at_ms += draw(st.sampled_from([0, 0, 1, 5, 40, 150]))
         family = draw(st.integers(0, 3))
         keys = [family * 100 + i for i in range(draw(st.integers(3, 6)))]
         keys += [1000 + n] * draw(st.integers(0, 1))
@@ -69,6 +69,7 @@ def tiers(draw: st.DrawFn) -> list[TierPlan]:
         max_blocks=draw(st.integers(2, 9)), min_blocks=2, flush_s=draw(st.sampled_from([0.0, 0.01, 0.05]))
     )
     bounce = draw(st.booleans())
+    latency_s = draw(st.sampled_from([0.0005, 0.02, 0.06]))
     options = {
         tier: {
             "offload": draw(st.sampled_from(FILTERS)),
@@ -91,7 +92,7 @@ def tiers(draw: st.DrawFn) -> list[TierPlan]:
                     tier=tier,
                     capacity_bytes=sizes[tier] * BLOCK_BYTES,
                     block_bytes=BLOCK_BYTES,
-                    latency_s=0.0005,
+                    latency_s=latency_s,
                     bytes_per_s=1e6,
                     is_shared=tier is Tier.G4_REMOTE,
                 ),
