@@ -252,7 +252,7 @@ class KvbmConfig:
     cpu_trigger: str = _key("on_complete", "when blocks go down to host memory", choices=TRIGGERS)
     disk_trigger: str = _key("on_complete", "when blocks go down to disk", choices=TRIGGERS)
     remote_trigger: str = _key("on_complete", "when blocks go down to the remote store", choices=TRIGGERS)
-    cpu_eviction: str = _key("lineage", "which blocks leave host memory first", plugins="dynatwin.kv_policies")
+    cpu_eviction: str = _key("lineage", "which blocks leave host memory first: lru, lineage, multi_lru, fifo")
     disk_eviction: str = _key("lineage", "which blocks leave the disk first")
     remote_eviction: str = _key("lineage", "which blocks leave the remote store first")
     when_full: str = _key("evict", "what a block does that comes to a full tier", choices=("evict", "drop"))

@@ -60,6 +60,7 @@ def without_effect(config: Config) -> Iterator[tuple[str, str]]:
         else:
             yield from _startup_parts(group)
         yield from _group(config, group)
+        yield from _kvbm(group)
         if group.engine.max_loras is not None and config.compat != "none":
             yield f"workers.{group.name}.engine.max_loras", f"compat {config.compat} knows no adapters"
     yield from _links(config)

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from toy import Run, toy
+from toy import Run, run, toy
 
-from policies.errors import CapabilityError
+from policies.errors import CapabilityError, TwinError
 
 DEVICE = ("workers.engine.block_size=64", "workers.engine.kv_blocks=3")
 TIER = (
@@ -95,3 +95,97 @@ def test_faults_of_tiers_need_tiers(tmp_path: Path) -> None:
     run = toy("c20_tiers.jsonl", tmp_path / "run2", *TIER, other, key_tokens=64)
     timeline = json.loads((run.folder / "faults.json").read_text())["timeline"]
     assert timeline[0]["why_not"] == "no worker that is up has a tier g3"
+
+
+WIDE = ("workers.engine.block_size=64", "workers.kvbm.cpu_cache_tokens=100000", "workers.kvbm.block_bytes=1000000")
+
+
+def test_a2_the_block_of_the_last_token_is_a_miss_of_its_own_class(tmp_path: Path) -> None:
+    run = toy("c13_fullhit.jsonl", tmp_path / "run", *WIDE, key_tokens=64)
+    assert hits(run) == {"lookups": 4, "g1": 1, "miss_absent": 2, "miss_last_token": 1}
+    assert run.report.meta.kvbm["hits"]["cached_tokens"] == 64
+    assert run.report.meta.kvbm["hits"]["prompt_tokens"] == 256
+
+
+def test_a3_hits_on_the_device_are_what_they_are_without_tiers(tmp_path: Path) -> None:
+    run = toy("c06_mooncake512.jsonl", tmp_path / "run", *WIDE, key_tokens=512)
+    assert hits(run) == {"lookups": 40, "g1": 16, "miss_absent": 24}
+    assert run.report.meta.kvbm["hits"]["cached_tokens"] == 1024
+    assert run.report.meta.tiers["g1_hit_blocks"] == 16
+
+
+def rows(tmp_path: Path, *requests: tuple[float, int, list[int], int]) -> Path:
+    """A trace of (ms, prompt tokens, ids, output tokens), 64 tokens an id."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text(
+        "".join(
+            json.dumps({"timestamp": ms, "input_length": isl, "output_length": osl, "hash_ids": ids}) + "\n"
+            for ms, isl, ids, osl in requests
+        )
+    )
+    return path
+
+
+def test_a6_prompts_without_a_full_block_look_nothing_up(tmp_path: Path) -> None:
+    run = toy(rows(tmp_path, (0, 40, [1], 1), (100, 40, [1], 1)), tmp_path / "run", *WIDE, key_tokens=64)
+    assert hits(run) == {}
+
+
+def test_a7_a_block_behind_a_gap_is_a_hole(tmp_path: Path) -> None:
+    """The last block of a prompt went down when it was evicted, the one before it found the host full."""
+    others = [(1000, 100, [7, 8], 1), (2000, 100, [17, 18], 1)]
+    trace = rows(tmp_path, (0, 200, [1, 2, 3, 4], 1), *others, (3000, 200, [1, 2, 3, 4], 1))
+    tier = (*TIER, "workers.engine.kv_blocks=4", "workers.kvbm.cpu_cache_tokens=64", "workers.kvbm.when_full=drop")
+    run = toy(trace, tmp_path / "run", *tier, key_tokens=64)
+    assert hits(run) == {"lookups": 8, "g1": 1, "miss_absent": 6, "miss_hole": 1}
+    assert run.report.meta.kvbm["edges"]["g2"]["dropped"] > 0
+
+
+def test_a5_who_comes_back_after_preemption_is_not_looked_up_again(tmp_path: Path) -> None:
+    """Two requests outgrow the device together; the younger one is sent back and comes in again."""
+    trace = rows(tmp_path, (0, 64, [1], 100), (0, 64, [2], 100))
+    sets = (*WIDE, "workers.engine.kv_blocks=3", "workers.kvbm.cpu_trigger=on_evict")
+    run = toy(trace, tmp_path / "run", *sets, serial=False, key_tokens=64)
+    assert run.requests("readmissions") == [0, 1]
+    assert hits(run) == {"lookups": 2, "miss_absent": 2}
+    again = run.report.meta.kvbm["hits"]
+    assert again["recomputed_tokens"] + again["reused_tokens"] > 64
+
+
+def test_a_request_whose_blocks_are_on_their_way_waits_for_them_and_they_move_once(tmp_path: Path) -> None:
+    other = (1000, 260, [7, 8, 9, 10, 11], 1)
+    trace = rows(tmp_path, (0, 130, [1, 2, 3], 1), other, *[(4000, 130, [1, 2, 3], 1)] * 2)
+    sets = (*TIER, "workers.engine.kv_blocks=5", "workers.kvbm.cpu_gb_per_s=0.016777216")
+    trace_out = toy(trace, tmp_path / "run", *sets, serial=False, key_tokens=64)
+    assert trace_out.report.meta.kvbm["edges"]["g2"]["loaded"] == 2
+    assert hits(trace_out) == {"lookups": 10, "g1": 2, "g2": 2, "miss_absent": 6}
+    first, second = trace_out.ms("ttft_s")[2:]
+    assert (first, second) == (1002, 1004), "half a second a block, then two tokens each"
+
+
+def test_groups_that_a_block_manager_cannot_serve_are_refused_by_name(tmp_path: Path) -> None:
+    for change, why in (
+        ("workers.engine.kind=sglang", "the engine is sglang"),
+        ("workers.dp=2", "it has 2 ranks"),
+        ("workers.engine.prefix_caching=false", "prefix caching is off"),
+        ("workers.engine.host_blocks=4", "it has a plain host tier"),
+    ):
+        with pytest.raises(CapabilityError, match=f"workers.pool.kvbm: {why}"):
+            run_plain(tmp_path, "workers.kvbm.cpu_cache_gb=1", "allow_no_effect=true", change)
+
+
+def test_what_is_wrong_with_a_tier_is_said_before_the_run(tmp_path: Path) -> None:
+    for change, why in (
+        ("workers.kvbm.cpu_eviction=linage", "did you mean 'lineage'"),
+        ("workers.kvbm.cpu_eviction=belady", "looks into the future"),
+        ("workers.kvbm.cpu_offload=presence+presense", "did you mean 'presence'"),
+        ("workers.kvbm.cpu_cache_tokens=3", "holds no block"),
+        ("workers.kvbm.onboard=deadline", "needs workers.pool.kvbm.onboard_deadline_s"),
+        ("workers.kvbm.min_batch_blocks=65", "batches of 65 to 64 blocks"),
+    ):
+        with pytest.raises(TwinError, match=why):
+            run_plain(tmp_path, *([] if "tokens" in change else ["workers.kvbm.cpu_cache_gb=1"]), change)
+
+
+def run_plain(tmp_path: Path, *sets: str) -> None:
+    run(rows(tmp_path, (0, 40, [1], 1)), tmp_path / "run", *sets)
