@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from policies.cluster.actions import Action, Dispatch
 from policies.cluster.controller import Controller, Policy
-from policies.cluster.events import BlocksRemoved, BlocksStored, Event, RequestArrived
+from policies.cluster.events import BlocksCleared, BlocksRemoved, BlocksStored, Event, RequestArrived
 from policies.cluster.ids import Tier, WorkerId
 from policies.cluster.state import ClusterView
 from twin.engine.settings import EngineSettings, SglangSettings
@@ -78,30 +78,42 @@ class InTurn:
         return (Dispatch(request_id=event.request_id, worker_id=worker.worker_id, rule="turn", reason="in turn"),)
 
 
+Place = int | tuple[int | None, Tier]
+
+
 class CacheWatcher:
     """Keeps the set of blocks that each worker says it holds, and notes it at every arrival. Orders nothing."""
 
-    subscribes: ClassVar[frozenset[type[Event]]] = frozenset({BlocksStored, BlocksRemoved, RequestArrived})
+    subscribes: ClassVar[frozenset[type[Event]]] = frozenset(
+        {BlocksStored, BlocksRemoved, BlocksCleared, RequestArrived}
+    )
 
     def __init__(self) -> None:
-        self.held: dict[tuple[WorkerId | None, Tier], set[tuple[int, int]]] = {}
-        self.notes: list[dict[tuple[WorkerId | None, Tier], frozenset[tuple[int, int]]]] = []
+        self.held: dict[Place, set[tuple[int, int]]] = {}
+        self.notes: list[dict[Place, frozenset[tuple[int, int]]]] = []
 
     def decide(self, event: Event, view: ClusterView) -> Iterable[Action]:
         if isinstance(event, BlocksStored):
             self.held.setdefault(self._place(event), set()).update(self._blocks(event))
         elif isinstance(event, BlocksRemoved):
             gone = self._blocks(event)
-            held = self.held.get(self._place(event), set())
-            assert gone <= held, "a block was removed that was never stored"
+            place = self._place(event)
+            held = self.held.get(place, set())
+            told = event.tier is not Tier.G4_REMOTE  # others may have stored it, who were not heard
+            assert gone <= held or not told, "a block was removed that was never stored"
             held -= gone
+        elif isinstance(event, BlocksCleared):
+            assert event.tier is not None
+            self.held.pop((None if event.tier is Tier.G4_REMOTE else event.worker_id, event.tier), None)
         else:
             self.notes.append({w: frozenset(blocks) for w, blocks in self.held.items()})
         return ()
 
     @staticmethod
-    def _place(event: BlocksStored | BlocksRemoved) -> tuple[WorkerId | None, Tier]:
-        """Whose tier it is; the remote one is everybody's."""
+    def _place(event: BlocksStored | BlocksRemoved) -> Place:
+        """A worker's device, or a tier below it; the remote tier is everybody's."""
+        if event.tier is Tier.G1_DEVICE:
+            return event.worker_id
         return None if event.tier is Tier.G4_REMOTE else event.worker_id, event.tier
 
     @staticmethod

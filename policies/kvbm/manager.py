@@ -285,6 +285,16 @@ class BlockManager:
         """Whether a tier fails all writes: it is full in a way that evicting does not help."""
         self._body(tier).refuses = refuses
 
+    def contents(self) -> list[Change]:
+        """What the worker's tiers hold, for somebody who has forgotten all about it, or has not heard of some."""
+        found = []
+        for level in self.levels:
+            body = level.body
+            runs = tuple(run for run in body.store.findable() if run.branch.shareable)
+            if runs:
+                found.append(Change(True, body.shown_tier, runs))
+        return found
+
     def close(self, now_s: float) -> None:
         """The worker is gone: what it was to move comes to nothing, in tiers that others share too."""
         for level in self.levels:

@@ -6,14 +6,14 @@ be evicted). Nothing can be found before it has landed, and nothing that somebod
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from policies.cluster.blocks import BlockRun, Branch
 from policies.errors import InvariantError
 from policies.kvbm.eviction.order import EvictionOrder, Stretch
 from policies.kvbm.lifecycle import BlockState, Cause, Gauges
-from policies.kvbm.spans import Span
+from policies.kvbm.spans import Span, Spans
 
 UNLIMITED_BLOCKS = 2**60
 """Capacity of a tier that is never full."""
@@ -119,6 +119,14 @@ class TierStore:
                     (a, b) for c, d in spans for a, b in ((c, min(d, stretch.lo)), (max(c, stretch.hi), d)) if a < b
                 ]
         return spans
+
+    def findable(self) -> Iterator[BlockRun]:
+        """All blocks that can be found, each once."""
+        for branch, stretches in self._by_branch.items():
+            seen = Spans()
+            for stretch in stretches:
+                for lo, hi in seen.add(branch, stretch.lo, stretch.hi):
+                    yield BlockRun(branch, lo, hi)
 
     # ------------------------------------------------------------ strong references
 

@@ -24,7 +24,7 @@ from test_engine_trtllm_and_ranks import trtllm_settings
 from policies.cluster.actions import Action
 from policies.cluster.controller import Controller
 from policies.cluster.events import Event, RequestFinished, RequestMigrated, WorkerLost
-from policies.cluster.ids import RequestId, WorkerId
+from policies.cluster.ids import RequestId, Tier, WorkerId
 from policies.cluster.invariants import Invariants
 from policies.cluster.state import ClusterView
 from policies.resilience.migration import Migration, MigrationSettings
@@ -37,8 +37,8 @@ from twin.mocker.clock import Clock, Order
 from twin.mocker.demand import Row
 from twin.mocker.links import Network
 from twin.mocker.sinks import MemorySinks
-from twin.mocker.worker import MockWorker
 from twin.mocker.tiers import TierPlan
+from twin.mocker.worker import MockWorker
 from twin.mocker.world import MockWorld, Observation, WorkerSpec
 from twin.perf.fixed import FixedLatency
 from twin.perf.links import Link
@@ -176,8 +176,9 @@ class Caches(CacheWatcher):
 
     def decide(self, event: Event, view: ClusterView) -> Iterable[Action]:
         if isinstance(event, WorkerLost):
-            for place in [place for place in self.held if place[0] == event.worker_id]:
-                del self.held[place]
+            own = (event.worker_id, *((event.worker_id, tier) for tier in Tier))
+            for place in own:
+                self.held.pop(place, None)
             return ()
         return super().decide(event, view)
 

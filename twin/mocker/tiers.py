@@ -118,6 +118,12 @@ class Tiers:
         """Deadlines on the clock that wait for no load any more."""
         return sum(lane.has_idle_deadline for lane in (*self._past, *self.lanes.values()))
 
+    def tell_all(self, worker_id: WorkerId) -> None:
+        """Say what the tiers of a worker hold."""
+        lane = self.lanes.get(worker_id)
+        for change in lane.manager.contents() if lane is not None else ():
+            self.listener.tier_changed(worker_id, change)
+
     def audit(self) -> None:
         """Blocks add up in every tier. Raises InvariantError."""
         for lane in self.lanes.values():
