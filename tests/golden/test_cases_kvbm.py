@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from toy import Run, run, toy
 
-from policies.errors import CapabilityError, TwinError
+from policies.errors import CapabilityError, ConfigError, TwinError
+from twin.perf.hardware import find_gpu
 
 DEVICE = ("workers.engine.block_size=64", "workers.engine.kv_blocks=3")
 TIER = (
@@ -189,3 +190,69 @@ def test_what_is_wrong_with_a_tier_is_said_before_the_run(tmp_path: Path) -> Non
 
 def run_plain(tmp_path: Path, *sets: str) -> None:
     run(rows(tmp_path, (0, 40, [1], 1)), tmp_path / "run", *sets)
+
+
+# ---------------------------------------------------------------- ways up
+
+DISK = (
+    *DEVICE,
+    "workers.kvbm.disk_cache_tokens=100000",
+    "workers.kvbm.block_bytes=8388608",
+    "workers.kvbm.disk_offload=presence",
+    "workers.kvbm.disk_trigger=on_evict",
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "load_ms"),
+    [("direct", 0.1 + 2 * 0.8388608), ("bounce", 0.1 + 2 * 0.8388608 + 2 * 0.262144)],
+)
+def test_blocks_come_up_from_disk_in_one_hop_or_two(path: str, load_ms: float, tmp_path: Path) -> None:
+    run = toy("c20_tiers.jsonl", tmp_path / "run", *DISK, f"workers.kvbm.disk_path={path}", key_tokens=64)
+    assert run.ms("ttft_s")[3] == round(load_ms + 2, 3)
+    assert hits(run) == {"lookups": 8, "g3": 2, "miss_absent": 6}
+
+
+def test_what_is_computed_faster_is_not_loaded(tmp_path: Path) -> None:
+    """Two blocks take 335 ms to load and 128 ms to compute."""
+    sets = (*TIER, "workers.kvbm.cpu_gb_per_s=0.05", "workers.kvbm.onboard=faster")
+    run = toy("c20_tiers.jsonl", tmp_path / "run", *sets, key_tokens=64)
+    assert run.ms("ttft_s") == [130, 130, 130, 130]
+    assert hits(run) == {"lookups": 8, "miss_absent": 6, "miss_slower": 2}
+
+
+def test_a_worker_reads_from_the_remote_store_what_another_one_wrote(tmp_path: Path) -> None:
+    """Rows take turns: A and C on worker 0, B and the second A on worker 1, over 5 GB/s after 5 ms."""
+    remote = ("workers.kvbm.remote=true", "workers.kvbm.remote_offload=presence", "workers.kvbm.block_bytes=8388608")
+    run = toy("c20_tiers.jsonl", tmp_path / "run", *DEVICE, *remote, workers=2, key_tokens=64)
+    assert run.ms("ttft_s")[3] == round(5 + 2 * 8.388608 / 5 + 2, 3)
+    assert hits(run) == {"lookups": 8, "g4": 2, "miss_absent": 6}
+
+
+def test_tiers_cross_the_links_of_the_run_where_these_are_named(tmp_path: Path) -> None:
+    sets = [text for text in TIER if "cpu_gb_per_s" not in text]
+    run = toy("c20_tiers.jsonl", tmp_path / "run", *sets, "workers.links.host=pcie", key_tokens=64)
+    pcie = find_gpu("h100_sxm").pcie_bytes_per_s
+    assert pcie is not None
+    assert run.ms("ttft_s")[3] == round(2 * 8_388_608 / 4 / pcie * 1e3 + 2, 3), "an even share for each of four ranks"
+
+
+def test_tiers_that_are_too_small_are_told(tmp_path: Path) -> None:
+    run = toy("c20_tiers.jsonl", tmp_path / "run", *TIER, "workers.engine.kv_blocks=4", key_tokens=64)
+    told = [warning for warning in run.report.meta.warnings if "kvbm" in warning]
+    assert told == [
+        "workers.pool.kvbm: tier g2 holds 4 blocks and the device pool 4: a tier that is not larger than the one above "
+        "it mostly keeps second copies"
+    ]
+
+
+def test_groups_that_share_a_tier_must_be_able_to_read_it(tmp_path: Path) -> None:
+    config = tmp_path / "two.toml"
+    group = '[[workers]]\nname = "{0}"\n[workers.engine]\nblock_size = {1}\n[workers.kvbm]\nremote = true\n'
+    config.write_text(group.format("a", 16) + group.format("b", 32))
+    with pytest.raises(ConfigError, match="the groups a, b differ in model, KV format, tp or block_size"):
+        run_config(rows(tmp_path, (0, 40, [1], 1)), tmp_path / "run", config)
+
+
+def run_config(trace: Path, out: Path, config: Path) -> None:
+    run(trace, out, config_file=config)

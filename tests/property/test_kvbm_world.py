@@ -3,6 +3,7 @@ each full block of a prompt is in one class."""
 
 from __future__ import annotations
 
+from builders import router_settings
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +16,8 @@ from policies.kvbm.lane import BatchRules
 from policies.kvbm.level import TRIGGERS, WHEN_FULL
 from policies.kvbm.look_up import Rule
 from policies.kvbm.tiers import TierSpec
+from policies.router.build import build
+from policies.router.kv import Kv
 from twin.engine.tiered import TieredEngine
 from twin.mocker.demand import Row
 from twin.mocker.tiers import LevelPlan, TierPlan
@@ -159,3 +162,23 @@ def test_tiers_change_when_things_happen_and_not_what(demand: tuple[list[Row], d
     assert {row: request.made for row, (request, _) in with_tiers.ended.items()} == {
         row: request.made for row, (request, _) in plain.ended.items()
     }
+
+
+@examples(100)
+@given(st.tuples(returning(), tight()), tiers())
+def test_the_router_knows_what_lies_in_tiers(demand: tuple[list[Row], dict], plans: list[TierPlan]) -> None:
+    """When the run is over, its account of lower tiers is what the tiers hold; the remote one counts once."""
+    rows, options = demand
+    router = build(router_settings("kv", block_size=options["block_size"]))
+    settings = engine_settings(**options | {"prefix_caching": True}, tiers=True)
+    seen = simulate(rows, [(settings, LATENCY)] * 2, key_tokens=KEY_TOKENS, policies=[router], tiers=plans, links=LINKS)
+    bodies = {
+        level.body
+        for worker in seen.world.workers.values()
+        if isinstance(worker.engine, TieredEngine)
+        for level in worker.engine.manager.levels
+    }
+    held = sum(run.hi - run.lo for body in bodies for run in body.store.findable() if run.branch.shareable)
+    assert isinstance(router, Kv)
+    assert router.counters()["lower_tier_blocks"] == held
+    assert not router.counters()["unknown_removals"]
