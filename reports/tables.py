@@ -10,6 +10,7 @@ from io import StringIO
 from typing import TYPE_CHECKING, Final
 
 from reports import text
+from reports.kv_tiers import tier_lines
 from reports.metrics import Distribution
 from reports.record import RunState
 from reports.report import GroupFigures, LatencyMeta, Report, StartMeta
@@ -208,6 +209,8 @@ def _what_came_out(report: Report) -> Iterator[Fact]:
     if path or report.migrations:
         told = f" by {path}; what applied, and what became of it: faults.json" if path else ""
         yield "faults", f"{text.counted(report.migrations, 'migration')}{told}", ""
+    for n, line in enumerate(tier_lines(report.meta.kvbm)):
+        yield "" if n else "KV tiers", line, ""
     if report.meta.moved_bytes:
         yield "links", moved_line(report.meta.moved_bytes), ""
     for line in start_lines(report.meta.starts):
@@ -217,7 +220,13 @@ def _what_came_out(report: Report) -> Iterator[Fact]:
             yield "group", group_line(group), ""
 
 
-MOVED: Final = {"kv": "of KV handed over", "weights": "of weights", "host": "from host memory"}
+MOVED: Final = {
+    "kv": "of KV handed over",
+    "weights": "of weights",
+    "host": "from host memory",
+    "tier_loads": "up from KV tiers",
+    "tier_stores": "down to KV tiers",
+}
 """What simulated links carry, in words."""
 
 

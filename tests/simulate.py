@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 
 from policies.cluster.actions import Action, Dispatch
 from policies.cluster.controller import Controller, Policy
-from policies.cluster.events import BlocksRemoved, BlocksStored, Event, RequestArrived
-from policies.cluster.ids import WorkerId
+from policies.cluster.events import BlocksCleared, BlocksRemoved, BlocksStored, Event, RequestArrived
+from policies.cluster.ids import Tier, WorkerId
 from policies.cluster.state import ClusterView
 from twin.engine.settings import EngineSettings, SglangSettings
-from twin.mocker.clock import Order
+from twin.mocker.clock import Clock, Order
 from twin.mocker.demand import Demand, Row
+from twin.mocker.links import Network
 from twin.mocker.sinks import MemorySinks
+from twin.mocker.tiers import TierPlan
 from twin.mocker.world import PROMPT, MockWorld, Observation, OpenRequest, WorkerSpec
+from twin.perf.links import Link
 from twin.perf.protocol import LatencyModel
 
 KEY_TOKENS = 6
@@ -76,25 +79,43 @@ class InTurn:
         return (Dispatch(request_id=event.request_id, worker_id=worker.worker_id, rule="turn", reason="in turn"),)
 
 
+Place = int | tuple[int | None, Tier]
+
+
 class CacheWatcher:
     """Keeps the set of blocks that each worker says it holds, and notes it at every arrival. Orders nothing."""
 
-    subscribes: ClassVar[frozenset[type[Event]]] = frozenset({BlocksStored, BlocksRemoved, RequestArrived})
+    subscribes: ClassVar[frozenset[type[Event]]] = frozenset(
+        {BlocksStored, BlocksRemoved, BlocksCleared, RequestArrived}
+    )
 
     def __init__(self) -> None:
-        self.held: dict[WorkerId, set[tuple[int, int]]] = {}
-        self.notes: list[dict[WorkerId, frozenset[tuple[int, int]]]] = []
+        self.held: dict[Place, set[tuple[int, int]]] = {}
+        self.notes: list[dict[Place, frozenset[tuple[int, int]]]] = []
 
     def decide(self, event: Event, view: ClusterView) -> Iterable[Action]:
         if isinstance(event, BlocksStored):
-            self.held.setdefault(event.worker_id, set()).update(self._blocks(event))
+            self.held.setdefault(self._place(event), set()).update(self._blocks(event))
         elif isinstance(event, BlocksRemoved):
             gone = self._blocks(event)
-            assert gone <= self.held[event.worker_id], "a block was removed that was never stored"
-            self.held[event.worker_id] -= gone
+            place = self._place(event)
+            held = self.held.get(place, set())
+            told = event.tier is not Tier.G4_REMOTE  # others may have stored it, who were not heard
+            assert gone <= held or not told, "a block was removed that was never stored"
+            held -= gone
+        elif isinstance(event, BlocksCleared):
+            assert event.tier is not None
+            self.held.pop((None if event.tier is Tier.G4_REMOTE else event.worker_id, event.tier), None)
         else:
             self.notes.append({w: frozenset(blocks) for w, blocks in self.held.items()})
         return ()
+
+    @staticmethod
+    def _place(event: BlocksStored | BlocksRemoved) -> Place:
+        """A worker's device, or a tier below it; the remote tier is everybody's."""
+        if event.tier is Tier.G1_DEVICE:
+            return event.worker_id
+        return None if event.tier is Tier.G4_REMOTE else event.worker_id, event.tier
 
     @staticmethod
     def _blocks(event: BlocksStored | BlocksRemoved) -> set[tuple[int, int]]:
@@ -176,8 +197,12 @@ def simulate(
     kv_events: bool = False,
     observe: Observation = PROMPT,
     events: Sequence[Event] = (),
+    tiers: Sequence[TierPlan] | None = None,
+    links: Sequence[Link] = (),
+    before: Callable[[MockWorld], None] = lambda world: None,
 ) -> Seen:
-    """Run to the end and check the books of every pool. `events` come from outside, each at its time."""
+    """Run to the end and check the books of every pool. `events` come from outside, each at its time; `tiers` below
+    each worker's device move blocks over `links`; `before` sees the world before it runs."""
     log = EventLog()
     watcher = CacheWatcher()
     watching: tuple[Policy, ...] = (watcher,) if kv_events else ()
@@ -187,7 +212,13 @@ def simulate(
     world = MockWorld(
         controller=controller,
         workers=[
-            WorkerSpec(worker_id=WorkerId(i), name=f"w{i}", settings=settings, latency=latency)
+            WorkerSpec(
+                worker_id=WorkerId(i),
+                name=f"w{i}",
+                settings=settings,
+                latency=latency,
+                tiers=None if tiers is None else tiers[i],
+            )
             for i, (settings, latency) in enumerate(engines)
         ],
         demand=RowsDemand(rows),
@@ -196,13 +227,17 @@ def simulate(
         key_tokens=key_tokens,
         concurrency=concurrency,
         observe=observe,
+        network=Network(Clock(), links) if links else None,
         on_end=lambda request, status: ended.update({request.row.row: (request, status)}),
     )
     seen = Seen(world, sinks, log.events, watcher)
     seen.ended = ended
     for event in events:
         world.call(event.at_s, int(Order.FAULT), partial(world.post, event))
+    before(world)
     world.run()
+    if world.block_tiers is not None:
+        world.block_tiers.audit()
     for worker in world.workers.values():
         worker.engine.pool.audit()
         assert worker.engine.pool.active == 0, "blocks are still owned after the last request"

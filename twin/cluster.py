@@ -206,6 +206,9 @@ def _common(group: WorkerGroup, seed: int, *, peer: bool, leap: bool) -> dict[st
     }
     if engine.host_blocks is not None:
         common["host"] = _host_tier(group)
+    if group.kvbm.has_tiers:
+        _check_tiers(group)
+        common["tiers"] = True
     if engine.max_loras is not None and not peer:
         common["max_loras"] = _max_loras(group)
     return common
@@ -275,6 +278,34 @@ def _sglang(group: WorkerGroup, sizes: dict[str, Any], *, peer: bool) -> SglangS
     )
 
 
+def _check_tiers(group: WorkerGroup) -> None:
+    """Raises CapabilityError for a group that a block manager cannot serve in this version."""
+    engine = group.engine
+    reasons = {
+        f"the engine is {engine.kind}": engine.kind != "vllm",
+        f"its role is {group.role}": group.role != "mixed",
+        f"it has {group.dp} ranks": group.dp > 1,
+        "it has draft tokens (nextn)": engine.nextn > 0,
+        "prefix caching is off": not engine.prefix_caching,
+        "it has a plain host tier (host_blocks)": engine.host_blocks is not None,
+        "it limits the adapters of a batch (max_loras)": engine.max_loras is not None,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise CapabilityError(
+                f"workers.{group.name}.kvbm: {reason}; a block manager is there for vllm engines that prefill and "
+                "decode, with prefix caching, one rank, and none of draft tokens, host_blocks and max_loras"
+            )
+
+
+def block_bytes_of(group: WorkerGroup) -> int:
+    """Bytes of one KV block, over all ranks of a worker."""
+    from twin.perf.kv_layout import kv_cache, plan_layout
+
+    cache = kv_cache(find_model(group.model), group.kv)
+    return plan_layout(cache, group.tp, group.tp).wire_bytes(group.engine.block_size)
+
+
 def _host_tier(group: WorkerGroup) -> HostTierSettings:
     engine = group.engine
     assert engine.host_blocks is not None
@@ -286,10 +317,7 @@ def _host_tier(group: WorkerGroup) -> HostTierSettings:
         )
     block_bytes = engine.host_block_bytes
     if block_bytes is None:
-        from twin.perf.kv_layout import kv_cache, plan_layout
-
-        cache = kv_cache(find_model(group.model), group.kv)
-        block_bytes = plan_layout(cache, group.tp, group.tp).wire_bytes(engine.block_size)
+        block_bytes = block_bytes_of(group)
     return HostTierSettings(
         blocks=engine.host_blocks,
         block_bytes=block_bytes,

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 LARGEST = 2**31 - 1  # the largest count and length in the trace schema (int32)
 LARGEST_SEED = 2**63 - 1
+TRIGGERS = ("on_complete", "on_evict", "on_idle")
+"""When blocks go down: once complete, when they leave the tier above, when the link has nothing else to do."""
 NO_ORIGINS: Mapping[str, str] = MappingProxyType({})
 NO_PARAMS: Mapping[str, float | str | bool] = MappingProxyType({})
 KIND_DEFAULTS: Mapping[str, Mapping[str, int]] = MappingProxyType(
@@ -222,6 +224,72 @@ class PathConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KvbmConfig:
+    """`[workers.kvbm]`: tiers for KV blocks below the device of each worker, and the policies that move them."""
+
+    cpu_cache_gb: float | None = _key(None, "host memory (G2) of one worker, GB = 1e9 bytes", above=0, absent="off")
+    cpu_cache_tokens: int | None = _key(None, "the same in tokens", low=1, high=2**62, absent="by cpu_cache_gb")
+    disk_cache_gb: float | None = _key(None, "disk (G3) of one worker, or of all if shared", above=0, absent="off")
+    disk_cache_tokens: int | None = _key(None, "the same in tokens", low=1, high=2**62, absent="by disk_cache_gb")
+    disk_shared: bool = _key(False, "all workers have the disk tier in common")
+    remote: bool = _key(False, "a remote store (G4) that all workers have in common")
+    remote_cache_gb: float | None = _key(None, "size of the remote store", above=0, absent="never full")
+    block_bytes: int | None = _key(
+        None, "bytes of one block", low=1, high=2**62, absent="what the model and its KV format hold"
+    )
+    cpu_gb_per_s: float = _key(32.0, "between device and host, each way, one transfer after another", above=0)
+    cpu_latency_s: float = _key(1e-5, "before the first byte of a transfer", low=0)
+    disk_gb_per_s: float | None = _key(
+        None, "disk, both ways together, shared fairly", above=0, absent="10; 80 if disk_shared"
+    )
+    disk_latency_s: float = _key(1e-4, "before the first byte of a transfer", low=0)
+    remote_gb_per_s: float = _key(5.0, "remote store, both ways together, shared fairly by all workers", above=0)
+    remote_latency_s: float = _key(5e-3, "before the first byte of a transfer", low=0)
+    cpu_offload: str = _key("presence", "which blocks go down to host memory: filters, joined by +")
+    disk_offload: str = _key("presence_lfu", "which blocks go down to disk")
+    remote_offload: str = _key("presence_lfu", "which blocks go down to the remote store")
+    cpu_trigger: str = _key("on_complete", "when blocks go down to host memory", choices=TRIGGERS)
+    disk_trigger: str = _key("on_complete", "when blocks go down to disk", choices=TRIGGERS)
+    remote_trigger: str = _key("on_complete", "when blocks go down to the remote store", choices=TRIGGERS)
+    cpu_eviction: str = _key("lineage", "which blocks leave host memory first: lru, lineage, multi_lru, fifo")
+    disk_eviction: str = _key("lineage", "which blocks leave the disk first")
+    remote_eviction: str = _key("lineage", "which blocks leave the remote store first")
+    when_full: str = _key("evict", "what a block does that comes to a full tier", choices=("evict", "drop"))
+    disk_path: str = _key(
+        "direct", "blocks come up to the device in one hop, or through host memory", choices=("direct", "bounce")
+    )
+    onboard: str = _key(
+        "always", "load what lies below; or if it is faster than computing", choices=("always", "faster", "deadline")
+    )
+    onboard_deadline_s: float | None = _key(None, "with onboard = deadline: latest arrival", above=0, absent="none")
+    min_lfu_count: int = _key(8, "presence_lfu passes blocks that were used more often", low=0, high=15)
+    decay_s: float = _key(60.0, "frequency_filter: time in which a frequency falls by one", above=0)
+    max_batch_blocks: int = _key(64, "blocks that move down together at most", low=1, high=LARGEST)
+    min_batch_blocks: int = _key(8, "blocks that an idle link waits for", low=1, high=LARGEST)
+    flush_s: float = _key(0.010, "longest wait of a block for others", low=0)
+    batches_at_once: int = _key(1, "batches under way down to one tier", low=1, high=LARGEST)
+
+    @property
+    def has_tiers(self) -> bool:
+        """Whether there is any tier below the device."""
+        return self.has_cpu or self.has_disk or self.remote
+
+    @property
+    def has_cpu(self) -> bool:
+        return self.cpu_cache_gb is not None or self.cpu_cache_tokens is not None
+
+    @property
+    def has_disk(self) -> bool:
+        return self.disk_cache_gb is not None or self.disk_cache_tokens is not None
+
+
+SHARED_CACHE_MULTIPLIER = 0.5
+"""Credit of a block in a shared tier, where there is one."""
+SHARED_DISK_GB_PER_S = 80.0
+"""Storage that a whole cluster shares."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LinkConfig:
     """`[[links]]`: one kind of link of the run, and how many there are of it."""
 
@@ -313,6 +381,7 @@ class WorkerGroup:
     engine: EngineConfig = field(default=EngineConfig())
     latency: LatencyConfig = field(default=LatencyConfig())
     startup: StartupConfig = field(default=StartupConfig())
+    kvbm: KvbmConfig = field(default=KvbmConfig())
     links: PathConfig = field(default=PathConfig())
 
     @property
@@ -443,7 +512,7 @@ class RouterConfig:
     host_cache_hit_weight: float = _key(0.75, "credit of a block in host memory", low=0, high=1)
     disk_cache_hit_weight: float = _key(0.25, "credit of a block on disk", low=0, high=1)
     shared_cache_multiplier: float | None = _key(
-        None, "credit of a block in a shared tier", low=0, high=1, absent="no shared tier"
+        None, "credit of a block in a shared tier", low=0, high=1, absent="0.5 where there is a shared tier"
     )
     decode_active_request_weight: float = _key(0.0, "cost of each open request on a worker, in blocks", low=0)
     router_temperature: float = _key(0.0, "0 takes the cheapest; above, softmax over the costs", low=0)

@@ -5,7 +5,7 @@ An option counts when it differs from its default; saying the default aloud is h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 
 from policies.router.build import MODES
@@ -14,6 +14,7 @@ from twin.config import (
     Config,
     DisaggregationConfig,
     EngineConfig,
+    KvbmConfig,
     LatencyConfig,
     QueueConfig,
     ResilienceConfig,
@@ -26,7 +27,12 @@ from twin.config import (
 from twin.link_use import path_of, used_paths, why_idle
 from twin.perf.cargo import CARGOES, KV, WEIGHTS
 
-NO_TIER = ("host_cache_hit_weight", "disk_cache_hit_weight", "shared_cache_multiplier")
+TIERS: Mapping[str, tuple[str, Callable[[KvbmConfig], bool]]] = {
+    "host_cache_hit_weight": ("host memory", lambda kvbm: kvbm.has_cpu),
+    "disk_cache_hit_weight": ("a disk of its own", lambda kvbm: kvbm.has_disk and not kvbm.disk_shared),
+    "shared_cache_multiplier": ("a tier that workers share", lambda kvbm: kvbm.remote or kvbm.disk_shared),
+}
+"""What a worker must have below its device for a weight of the router to count."""
 PREFILL_TERM = ("prefill_load_scale", "overlap_score_weight", "overlap_score_credit", "overlap_score_credit_decay")
 DECODE_TERM = ("decode_basis", "track_output_blocks")
 SGLANG_KEYS = (
@@ -56,6 +62,7 @@ def without_effect(config: Config) -> Iterator[tuple[str, str]]:
         else:
             yield from _startup_parts(group)
         yield from _group(config, group)
+        yield from _kvbm(group)
         if group.engine.max_loras is not None and config.compat != "none":
             yield f"workers.{group.name}.engine.max_loras", f"compat {config.compat} knows no adapters"
     yield from _links(config)
@@ -138,6 +145,35 @@ def _sizes_of_what_moves(config: Config, group: WorkerGroup) -> set[str]:
         found |= {"model", "kv"} if group.engine.host_block_bytes is None else set()
         found |= {"gpu", "pp"} if group.links.host is not None and group.engine.kind != "sglang" else set()
     return found
+
+
+def _kvbm(group: WorkerGroup) -> Iterator[tuple[str, str]]:
+    """Options of tiers that there are not, or whose policy is another one."""
+    kvbm = group.kvbm
+    changed = set(_changed(kvbm, [entry.name for entry in keys_of(KvbmConfig)]))
+    there = {"cpu": kvbm.has_cpu, "disk": kvbm.has_disk, "remote": kvbm.remote}
+    idle: dict[str, str] = {}
+    if not kvbm.has_tiers:
+        idle = dict.fromkeys(changed, "there is no tier: give cpu_cache_gb, disk_cache_gb or remote")
+    for tier, is_there in there.items():
+        if not is_there and not (tier == "cpu" and kvbm.has_tiers):
+            own = [name for name in changed if name.startswith(f"{tier}_")]
+            idle |= dict.fromkeys(own, f"there is no {tier} tier")
+    for name in ("offload", "trigger", "eviction", "latency_s") if not kvbm.has_cpu else ():
+        idle.setdefault(f"cpu_{name}", "there is no cpu tier")
+    for tier in ("cpu", "disk"):
+        if getattr(kvbm, f"{tier}_cache_gb") is not None:
+            idle.setdefault(f"{tier}_cache_tokens", f"{tier}_cache_gb says how large it is")
+    if kvbm.onboard != "deadline":
+        idle.setdefault("onboard_deadline_s", f"onboard = {kvbm.onboard}")
+    filters = "+".join(getattr(kvbm, f"{tier}_offload") for tier, is_there in there.items() if is_there)
+    if "presence_lfu" not in filters:
+        idle.setdefault("min_lfu_count", "no tier has presence_lfu as its offload")
+    if "frequency_filter" not in filters:
+        idle.setdefault("decay_s", "no tier has frequency_filter as its offload")
+    if group.links.host is not None:
+        idle.setdefault("cpu_gb_per_s", "links.host says what blocks cross")
+    yield from ((f"workers.{group.name}.kvbm.{name}", why) for name, why in idle.items() if name in changed)
 
 
 def _scheduler(group: WorkerGroup) -> Iterator[tuple[str, str]]:
@@ -223,8 +259,8 @@ def _router(config: Config) -> Iterator[tuple[str, str]]:
     for name in _changed(router, [entry.name for entry in keys_of(RouterConfig) if entry.name not in _OTHERS]):
         if router.mode != "kv" and not (name == "tie_break" and router.mode in TIES):
             yield f"router.{name}", f"mode {router.mode} does not read it"
-        elif name in NO_TIER:
-            yield f"router.{name}", "the router of this version is not told what lies in lower tiers"
+        elif name in TIERS and not any(TIERS[name][1](group.kvbm) for group in config.workers):
+            yield f"router.{name}", f"no worker has {TIERS[name][0]} below its device ([workers.kvbm])"
         elif name == "track_output_blocks":
             yield f"router.{name}", "simulated workers do not tell the router of tokens as they make them"
         elif name in PREFILL_TERM and not router.track_prefill_tokens:

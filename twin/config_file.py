@@ -33,6 +33,7 @@ TABLES = frozenset(
         "faults",
         "sla",
         "workers.startup",
+        "workers.kvbm",
         "workers.links",
         *SHORT_FORMS,
     ]

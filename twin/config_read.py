@@ -25,6 +25,7 @@ from twin.config import (
     DisaggregationConfig,
     EngineConfig,
     FaultsConfig,
+    KvbmConfig,
     LatencyConfig,
     LinkConfig,
     ObserveConfig,
@@ -78,6 +79,7 @@ TABLES: Mapping[str, type] = {
     "workers.engine": EngineConfig,
     "workers.latency": LatencyConfig,
     "workers.startup": StartupConfig,
+    "workers.kvbm": KvbmConfig,
     "workers.links": PathConfig,
     "links": LinkConfig,
     "router": RouterConfig,
@@ -227,6 +229,7 @@ class _Builder:
             engine=EngineConfig(**self._values(EngineConfig, (*base, "engine"), f"{shown}engine.", usual)),
             latency=self._latency((*base, "latency"), f"{shown}latency."),
             startup=StartupConfig(**self._values(StartupConfig, (*base, "startup"), f"{shown}startup.")),
+            kvbm=KvbmConfig(**self._values(KvbmConfig, (*base, "kvbm"), f"{shown}kvbm.")),
             links=PathConfig(**self._values(PathConfig, (*base, "links"), f"{shown}links.")),
         )
 
@@ -292,7 +295,7 @@ def _unknown(key: Key, given: Given) -> ConfigError:
 def _check_together(config: Config) -> None:
     """What no single value can tell."""
     origins, trace = config.origins, config.trace
-    taken = {entry.name for entry in keys_of(WorkerGroup)} | {"engine", "latency", "startup", "links"}
+    taken = {entry.name for entry in keys_of(WorkerGroup)} | {"engine", "latency", "startup", "kvbm", "links"}
     names = [group.name for group in config.workers]
     for name in names:
         if names.count(name) > 1:

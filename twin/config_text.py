@@ -17,6 +17,7 @@ from twin.config import (
     DisaggregationConfig,
     EngineConfig,
     FaultsConfig,
+    KvbmConfig,
     LatencyConfig,
     LinkConfig,
     ObserveConfig,
@@ -100,6 +101,7 @@ def _lines(config: Config) -> Iterator[Line]:
         for name, value in group.latency.params.items():
             yield Line("[workers.latency]", _bare(name), value, f"{shown}.latency.{name}", "")
         yield from _table("[workers.startup]", f"{shown}.startup", StartupConfig, group.startup)
+        yield from _table("[workers.kvbm]", f"{shown}.kvbm", KvbmConfig, group.kvbm)
         yield from _table("[workers.links]", f"{shown}.links", PathConfig, group.links)
     for link in config.links:
         yield from _table("[[links]]", f"links.{link.name}", LinkConfig, link)

@@ -13,7 +13,7 @@ from reports.report import GroupMeta, LatencyMeta, PowerMeta, RunMeta, StartMeta
 from reports.routing import prompt_counters
 from traces.load import Trace
 from twin.cluster import PEER, Group, power_of, startup_of
-from twin.config import Config, RouterConfig, WorkerGroup
+from twin.config import Config, KvbmConfig, RouterConfig, WorkerGroup
 from twin.config_text import to_plain
 from twin.engine.settings import SglangSettings
 from twin.mocker.starts import Start
@@ -21,9 +21,15 @@ from twin.mocker.starts import Start
 NOT_MODELLED = (
     "tokeniser and HTTP time, and the network between clients and the cluster",
     "router and scheduler compute time",
-    "disk and remote KV tiers, engine errors, control-plane failures",
+    "engine errors, control-plane failures",
     "the making of draft tokens, and CUDA-graph padding unless cuda_graph_sizes is given",
     "sampling: every request makes exactly the output length of its trace row",
+)
+
+NO_TIERS = ("disk and remote KV tiers",)
+TIERS_NOT_MODELLED = (
+    "KV tiers: loading layer by layer, checks of stored bytes, device memory that waits to be copied, host memory and "
+    "disks that workers of one node share",
 )
 
 ADAPTERS_NOT_MODELLED = ("what adapters add to a step, the time to load one",)
@@ -71,12 +77,18 @@ def describe_run(
         hash_known=hash_known,
         seed=config.seed,
         routing=_counters(policy),
-        not_modelled=(*NOT_MODELLED, *(ADAPTERS_NOT_MODELLED if any(_has_adapters(g) for g in groups) else ())),
+        not_modelled=_not_modelled(groups),
         no_effect=(*config.no_effect, *no_effect),
-        warnings=_warnings(config, trace, policy, hash_known=hash_known),
+        warnings=(*_warnings(config, trace, policy, hash_known=hash_known), *_tier_warnings(groups)),
         config=to_plain(config),
         origins=dict(config.origins),
     )
+
+
+def _not_modelled(groups: Iterable[Group]) -> tuple[str, ...]:
+    groups = tuple(groups)
+    tiers = TIERS_NOT_MODELLED if any(group.config.kvbm.has_tiers for group in groups) else NO_TIERS
+    return (*NOT_MODELLED, *tiers, *(ADAPTERS_NOT_MODELLED if any(_has_adapters(g) for g in groups) else ()))
 
 
 def _has_adapters(group: Group) -> bool:
@@ -120,6 +132,8 @@ def cluster_line(group: Group) -> str:
         engine += f", conservativeness {settings.schedule_conservativeness:g}"
     if settings.host is not None:
         engine += f", host tier of {settings.host.blocks:,} blocks"
+    if config.kvbm.has_tiers:
+        engine += f", KV tiers {' > '.join(_tiers_in_words(config.kvbm))}"
     if settings.speculation is not None:
         engine += f", drafts accepted {'/'.join(f'{rate:g}' for rate in settings.speculation.accept_rates)}"
     if config.loras is not None:
@@ -137,6 +151,22 @@ def cluster_line(group: Group) -> str:
         f"{config.name}: {config.count} x {config.role} · {config.engine.kind} · {config.model} "
         f"{config.weights.upper()} weights, {config.kv.upper()} KV · {config.gpu} {layout} · {engine}"
     )
+
+
+def _tiers_in_words(kvbm: KvbmConfig) -> Iterator[str]:
+    """Size and policies of each tier."""
+    sizes = {
+        "cpu": (kvbm.cpu_cache_gb, kvbm.cpu_cache_tokens) if kvbm.has_cpu else None,
+        "disk": (kvbm.disk_cache_gb, kvbm.disk_cache_tokens) if kvbm.has_disk else None,
+        "remote": (kvbm.remote_cache_gb, None) if kvbm.remote else None,
+    }
+    for name, size in sizes.items():
+        if size is not None:
+            gb, tokens = size
+            large = f"{gb:g} GB" if gb is not None else "unlimited" if tokens is None else f"{tokens:,} tokens"
+            policies = [getattr(kvbm, f"{name}_{what}") for what in ("offload", "trigger", "eviction")]
+            shared = " shared" if name == "remote" or (name == "disk" and kvbm.disk_shared) else ""
+            yield f"{name}{shared} {large} ({', '.join(policies)})"
 
 
 def starts_meta(starts: Iterable[Start], groups: Iterable[Group]) -> tuple[StartMeta, ...]:
@@ -270,6 +300,15 @@ def _warnings(config: Config, trace: Trace, policy: Policy, *, hash_known: bool)
             "ever counts as busy; take prefill_busy_tokens"
         )
     return tuple(warnings)
+
+
+def _tier_warnings(groups: tuple[Group, ...]) -> list[str]:
+    """Tiers whose sizes make no sense."""
+    if not any(group.config.kvbm.has_tiers for group in groups):
+        return []
+    from twin.tiering import cascade_warnings
+
+    return cascade_warnings(groups)
 
 
 def _kv_health(counters: Mapping[str, int]) -> list[str]:

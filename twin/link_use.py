@@ -22,7 +22,9 @@ def why_idle(config: Config, group: WorkerGroup, use: str) -> str | None:
     if use == HOST:
         if group.engine.kind == "sglang":
             return "sglang loads within the step that needs the blocks, at engine.host_load_gb_per_s"
-        return "there is no host tier: host_blocks is not set" if group.engine.host_blocks is None else None
+        if group.engine.host_blocks is None and not group.kvbm.has_tiers:
+            return "there is no host tier: neither host_blocks nor a tier of kvbm is set"
+        return None
     if use == WEIGHTS:
         return _why_no_weights(config, group)
     if not config.is_disaggregated:

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from twin.ideal import IdealCache
     from twin.mocker.handoff import HandoffPlan
     from twin.mocker.links import Network
+    from twin.perf.links import Link
     from twin.topology import Topology
 
 CONFIG_TOML = "config.toml"
@@ -147,6 +148,12 @@ def _replay(
 
         topology = build_topology(config, groups)
         groups = tuple(wired(group, topology) for group in groups)
+    tier_links: tuple[Link, ...] = ()
+    if any(group.config.kvbm.has_tiers for group in groups):
+        from twin import tiering
+
+        tier_links = tiering.tier_links(groups)
+        groups = tiering.tiered(groups)
     policy = build_policy(config, groups[0].settings.block_size, explain=explain)
     drill = _drill(config)
     if drill is not None:
@@ -159,7 +166,7 @@ def _replay(
             hindsight = _hindsight(policy, config, trace) if explain else None
             decides = hindsight or policy
             controller = Controller([decides], sink) if drill is None else drill.controller(decides, sink)
-            world = _world(config, trace, groups, topology, controller, writer, progress, drill)
+            world = _world(config, trace, groups, topology, tier_links, controller, writer, progress, drill)
             if hindsight is not None:
                 hindsight.world = world
             onlookers = _Onlookers(ideal=_ideal(trace, world), hindsight=hindsight)
@@ -331,6 +338,7 @@ def _world(
     trace: Trace,
     groups: tuple[Group, ...],
     topology: Topology | None,
+    tier_links: tuple[Link, ...],
     controller: Controller,
     writer: RunWriter,
     progress: Progress | None,
@@ -338,11 +346,11 @@ def _world(
 ) -> MockWorld:
     total = config.trace.limit or trace.info.rows
     links = network = None
-    if topology is not None:
+    if topology is not None or tier_links:
         from twin.mocker.links import Network
 
-        network = Network(Clock(), topology.links)
-        links = topology, network
+        network = Network(Clock(), (*(topology.links if topology is not None else ()), *tier_links))
+        links = (topology, network) if topology is not None else None
     world = MockWorld(
         controller=controller,
         workers=[spec for group in groups for spec in group.workers],
@@ -358,6 +366,7 @@ def _world(
         loses_events=drill is not None and drill.loses_events,
         handoff=_handoff(config, groups, links),
         network=network,
+        seed=config.seed,
         progress=None if progress is None else lambda ended: progress(ended, total),
     )
     if drill is not None:
@@ -442,6 +451,7 @@ def _report(
         meta,
         workers=workers,
         tiers=world.tiers,
+        kvbm=world.block_tiers.figures() if world.block_tiers is not None else {},
         moved_bytes=world.network.carried_bytes if world.network is not None else {},
         starts=starts_meta(world.starts.log, groups),
         ideal=ideal.blocks if ideal is not None and world.keyed else {},

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from policies.cluster.events import TaintWeight
 from policies.router.settings import RouterSettings
-from twin.config import ClassConfig, Config
+from twin.config import SHARED_CACHE_MULTIPLIER, ClassConfig, Config
 from twin.config_lists import taint_weights
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ def router_settings(config: Config, block_size: int, *, explain: bool = False) -
     """What the configuration asks of its router. Raises ConfigError."""
     router = config.router
     values = {f.name: getattr(router, f.name) for f in fields(RouterSettings) if f.name not in _OURS}
+    if router.shared_cache_multiplier is None and has_shared_tier(config):
+        values["shared_cache_multiplier"] = SHARED_CACHE_MULTIPLIER
     liked = taint_weights(router.preferred_taints or (), "router.preferred_taints")
     return RouterSettings(
         seed=config.seed,
@@ -37,6 +39,11 @@ def router_settings(config: Config, block_size: int, *, explain: bool = False) -
         affinity=_affinity(config),
         **values,
     )
+
+
+def has_shared_tier(config: Config) -> bool:
+    """Whether any tier below devices is common to workers."""
+    return any(group.kvbm.remote or group.kvbm.disk_shared for group in config.workers)
 
 
 def queue_classes(config: Config) -> tuple[QueueClass, ...]:

@@ -20,6 +20,8 @@ from twin.config_values import nearest
 VERSION = 1
 SHORTEST_EVERY_MS = 1
 ANY = "any"
+TIERS = ("g2", "g3", "g4")
+"""Host memory, disk, remote store."""
 ROLES = ("mixed", "prefill", "decode")
 DETECTIONS = ("disconnect", "lease", "silent")
 COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
@@ -64,11 +66,14 @@ KINDS: Mapping[str, _Kind] = {
     "link_slow": _Kind(("link", "factor", "for_ms", "until_ms"), ("link", "factor")),
     "link_down": _Kind(("link", "for_ms", "until_ms"), ("link",)),
     "tcp_fallback": _Kind(("for_ms", "until_ms")),
+    "tier_down": _Kind(("tier", "worker", *_HOW_LONG), ("tier",)),
+    "tier_full": _Kind(("tier", "worker", *_HOW_LONG), ("tier",)),
+    "tier_corrupt": _Kind(("tier", "worker", *_HOW_LONG, "rate"), ("tier", "rate")),
 }
 LATER = (
     *("engine_error", "start_fail", "start_slow", "event_reorder", "event_dup"),
-    *("index_restart", "router_restart", "frontend_restart", "discovery_down", "discovery_flap", "tier_down"),
-    *("tier_corrupt", "tier_full", "metrics_blind", "clock_skew", "client_slow_reader", "load_surge"),
+    *("index_restart", "router_restart", "frontend_restart", "discovery_down", "discovery_flap"),
+    *("metrics_blind", "clock_skew", "client_slow_reader", "load_surge"),
 )
 _TOP = (
     "version",
@@ -119,6 +124,7 @@ class Fault:
     row: int | None = None
     within_s: float = 0.0
     link: str | None = None
+    tier: str | None = None
 
     @property
     def recurs(self) -> bool:
@@ -302,6 +308,7 @@ def _fault(table: _Table, index: int, names: tuple[str, ...] | None) -> Fault:
         row=table.whole("row", low=0),
         within_s=table.seconds("within_ms") or 0.0,
         link=table.text("link"),
+        tier=table.text("tier", TIERS),
     )
     _check(table, fault, names)
     return fault
@@ -341,7 +348,7 @@ def _check_target(table: _Table, fault: Fault, names: tuple[str, ...] | None) ->
     """Whom it happens to."""
     if fault.between is not None:
         _check_between(table, fault.between, names)
-    elif "worker" in KINDS[fault.kind].keys and (fault.worker is None) is (fault.role is None):
+    elif "role" in KINDS[fault.kind].keys and (fault.worker is None) is (fault.role is None):
         sets = ", or between = [SET, SET]" if fault.kind == "partition" else ""
         table.refuse("worker", f"say which: a worker's name, {ANY!r}, or role = ...{sets}")
     if fault.worker not in (None, ANY) and names is not None and fault.worker not in names:

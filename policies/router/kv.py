@@ -1,7 +1,7 @@
 """Mode kv: the worker where the request costs least, counting what is cached there and what is open there.
 
 The index learns what workers hold from their block events; the books know what was sent where, so a decision sees every
-booking before it. No load is read from the view. What workers hold below device memory is not looked at here yet.
+booking before it. No load is read from the view. What lies below device memory counts by its tier.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from policies.cluster.state import WorkerView
 from policies.errors import CapabilityError, ConfigError
 from policies.router import cost
 from policies.router.base import Choice, Router
+from policies.router.below import Beyond, LowerTiers
 from policies.router.books import Books, Load
 from policies.router.index import PrefixIndex
 from policies.router.select import Ties, softmax
@@ -63,7 +64,6 @@ class _Counts:
         "finished",
         "index_empty",
         "non_max_overlap",
-        "other_tier_events",
         "overlap_differs",
         "overlap_lost_blocks",
         "stale_events",
@@ -71,12 +71,12 @@ class _Counts:
     )
 
     def __init__(self) -> None:
-        self.finished = self.stores = self.index_empty = self.other_tier_events = self.stale_events = 0
+        self.finished = self.stores = self.index_empty = self.stale_events = 0
         self.overlap_differs = self.non_max_overlap = self.overlap_lost_blocks = 0
 
 
 class Kv(Router):
-    """Cost-based routing over the device tier.
+    """Cost-based routing over what workers have cached.
 
     Counters: `kv_index_empty` is 1 when 100 requests finished before any block was reported; `overlap_differs` counts
     decisions whose candidates differed in cached blocks; `non_max_overlap` those that went to a worker with less
@@ -109,6 +109,7 @@ class Kv(Router):
         self._ties = Ties(settings.tie_break, settings.seed)
         self._index = PrefixIndex()
         self._likes = bool(settings.preferred_taints)
+        self._below = LowerTiers()
         self._up: set[WorkerId] = set()
         self._seated: tuple[WorkerView, ...] = ()
         self._ids: list[WorkerId] = []
@@ -126,7 +127,7 @@ class Kv(Router):
             "duplicate_stores": index.duplicate_stores,
             "orphan_stores": index.orphan_stores,
             "unknown_removals": index.unknown_removals,
-            "other_tier_events": self._counts.other_tier_events,
+            "lower_tier_blocks": len(self._below),
             "stale_events": self._counts.stale_events,
             "open_bookings": len(books),
             "unknown_free": books.unknown_frees,
@@ -146,6 +147,8 @@ class Kv(Router):
         elif isinstance(event, BlocksCleared):
             if event.tier in (None, Tier.G1_DEVICE):
                 self._index.clear(event.worker_id)
+            if event.tier is not Tier.G1_DEVICE:
+                self._below.clear(event.worker_id, event.tier)
         elif isinstance(event, WorkerUp):
             self._check_block_size(event)
             self._forget(event.worker_id)  # whoever had this id before: the new one holds nothing
@@ -158,7 +161,10 @@ class Kv(Router):
         if event.worker_id not in self._up:
             self._counts.stale_events += 1  # late news of a worker that is gone must not bring its blocks back
         elif event.tier is not Tier.G1_DEVICE:
-            self._counts.other_tier_events += 1
+            if isinstance(event, BlocksStored):
+                self._below.store(event.worker_id, event.tier, event.runs)
+            else:
+                self._below.remove(event.worker_id, event.tier, event.runs)
         elif isinstance(event, BlocksStored):
             self._counts.stores += 1
             self._index.store(event.worker_id, event.runs)
@@ -175,6 +181,7 @@ class Kv(Router):
 
     def _forget(self, worker_id: WorkerId) -> None:
         self._index.clear(worker_id)
+        self._below.clear(worker_id)
         self._books.lose(worker_id)
         self._ties.forget(worker_id)
 
@@ -204,7 +211,9 @@ class Kv(Router):
 
     def _costs(self, event: RequestArrived, seen: Seen) -> list[float]:
         """What the request would cost on each of the live workers; the lowest wins. Another formula goes here."""
-        return cost.costs(self._weights, event.isl, self._block_size, *seen)
+        if self._below.is_empty:
+            return cost.costs(self._weights, event.isl, self._block_size, *seen)
+        return [terms.cost_blocks for terms in self._terms(event, seen)]
 
     def _see(self, event: RequestArrived, live: tuple[WorkerView, ...]) -> Seen:
         """The live workers as the formula sees them for this request."""
@@ -234,6 +243,24 @@ class Kv(Router):
             return {worker_id: min(depth, usable) for worker_id, depth in depths.items()}
         return depths
 
+    def _terms(self, event: RequestArrived, seen: Seen) -> list[cost.Terms]:
+        """The cost of each candidate term by term, what lies below its device included."""
+        least = min(seen.prefill_tokens)
+        told = []
+        for (prefill_tokens, decode_blocks, requests, device), below in zip(
+            zip(*seen, strict=True), self._beyond(event, seen), strict=True
+        ):
+            load = cost.Load(prefill_tokens, decode_blocks, requests, device, *below)
+            told.append(cost.terms(self._weights, event.isl, self._block_size, load, least))
+        return told
+
+    def _beyond(self, event: RequestArrived, seen: Seen) -> list[Beyond]:
+        usable, below = (event.isl - 1) // self._block_size, self._below
+        return [
+            below.beyond(event.blocks, worker_id, device_blocks, usable)
+            for worker_id, device_blocks in zip(self._ids, seen.device_blocks, strict=True)
+        ]
+
     def _added(self, event: RequestArrived) -> tuple[int, Mapping[WorkerId, int]]:
         """Blocks that the request brings, and how many of them each worker has active already."""
         if not self._counts_new:
@@ -260,16 +287,17 @@ class Kv(Router):
         return self._cached(event).get(worker_id, 0)
 
     def _sent(self, event: RequestArrived, worker_id: WorkerId, overlap_blocks: int) -> None:
+        if not self._below.is_empty:  # what lies below the device comes up, and is not computed
+            usable = (event.isl - 1) // self._block_size
+            overlap_blocks += sum(self._below.beyond(event.blocks, worker_id, overlap_blocks, usable))
         self._book(event, worker_id, overlap_blocks)
         self._ties.note(worker_id)
 
     def _explain(self, event: RequestArrived, live: tuple[WorkerView, ...]) -> list[Candidate]:
         seen = self._see(event, live)
-        least = min(seen.prefill_tokens)
         told = []
         costs = zip(self._costs(event, seen), self._likings(event, live), strict=True)
-        for worker, (blocks, liking), *load in zip(live, costs, *seen, strict=True):
-            terms = cost.terms(self._weights, event.isl, self._block_size, cost.Load(*load), least)
+        for worker, (blocks, liking), terms, *load in zip(live, costs, self._terms(event, seen), *seen, strict=True):
             told.append(
                 Candidate(
                     worker_id=worker.worker_id,

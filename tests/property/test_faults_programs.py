@@ -24,7 +24,7 @@ from test_engine_trtllm_and_ranks import trtllm_settings
 from policies.cluster.actions import Action
 from policies.cluster.controller import Controller
 from policies.cluster.events import Event, RequestFinished, RequestMigrated, WorkerLost
-from policies.cluster.ids import RequestId, WorkerId
+from policies.cluster.ids import RequestId, Tier, WorkerId
 from policies.cluster.invariants import Invariants
 from policies.cluster.state import ClusterView
 from policies.resilience.migration import Migration, MigrationSettings
@@ -33,12 +33,15 @@ from twin.engine.settings import EngineSettings
 from twin.engine.ticks import instant
 from twin.engine.trtllm import TrtllmSettings
 from twin.mocker.churn import Loss
-from twin.mocker.clock import Order
+from twin.mocker.clock import Clock, Order
 from twin.mocker.demand import Row
+from twin.mocker.links import Network
 from twin.mocker.sinks import MemorySinks
+from twin.mocker.tiers import TierPlan
 from twin.mocker.worker import MockWorker
 from twin.mocker.world import MockWorld, Observation, WorkerSpec
 from twin.perf.fixed import FixedLatency
+from twin.perf.links import Link
 from twin.perf.polynomial import PolynomialLatency
 from twin.perf.protocol import LatencyModel
 from twin.perf.slowed import Slowed
@@ -173,7 +176,9 @@ class Caches(CacheWatcher):
 
     def decide(self, event: Event, view: ClusterView) -> Iterable[Action]:
         if isinstance(event, WorkerLost):
-            self.held.pop(event.worker_id, None)
+            own = (event.worker_id, *((event.worker_id, tier) for tier in Tier))
+            for place in own:
+                self.held.pop(place, None)
             return ()
         return super().decide(event, view)
 
@@ -188,6 +193,8 @@ def perform(
     workers: int = 3,
     limit: int = 2,
     lag_s: float = 0.0,
+    tiers: Sequence[TierPlan] | None = None,
+    links: Sequence[Link] = (),
 ) -> tuple[MemorySinks, Watched, Caches]:
     """Run a program to its end and check what must hold then."""
     router = build(router_settings(mode, block_size=engine.block_size))
@@ -198,13 +205,21 @@ def perform(
     world = MockWorld(
         controller=controller,
         workers=[
-            WorkerSpec(worker_id=WorkerId(i), name=f"w{i}", settings=engine, latency=latency) for i in range(workers)
+            WorkerSpec(
+                worker_id=WorkerId(i),
+                name=f"w{i}",
+                settings=engine,
+                latency=latency,
+                tiers=None if tiers is None else tiers[i],
+            )
+            for i in range(workers)
         ],
         demand=RowsDemand(rows),
         sinks=sinks,
         router=mode,
         key_tokens=KEY_TOKENS,
         observe=Observation(kv_event_lag_s=lag_s),
+        network=Network(Clock(), links) if links else None,
     )
     for blow in program:
         world.call(blow.later_s(), Order.FAULT, lambda blow=blow: blow.act(world))  # type: ignore[misc]

@@ -56,6 +56,10 @@ def _kind(settings: EngineSettings) -> Callable[..., Rank]:
         from twin.engine.speculative import SpeculativeEngine
 
         return SpeculativeEngine
+    if settings.tiers:
+        from twin.engine.tiered import TieredEngine
+
+        return TieredEngine
     if settings.host is not None and settings.ranks == 1:
         from twin.engine.offload import OffloadEngine
 

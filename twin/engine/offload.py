@@ -36,15 +36,19 @@ class OffloadEngine(VllmEngine):
 
     def __init__(self, settings: EngineSettings, parts: EngineParts) -> None:
         super().__init__(settings, parts)
-        tier = settings.host
+        self.pending_loads: list[HostLoad] = []
+        self._loads: dict[Sequence, HostLoad] = {}
+        self._listen()
+
+    def _listen(self) -> None:
+        """Hear of what leaves the device, or is complete there."""
+        tier = self.settings.host
         assert tier is not None
         self.host = HostTier.of(tier)
         if tier.trigger == "on_evict":
             self.pool.on_evict = self.host.put
         else:
             self.pool.on_publish = self.host.put
-        self.pending_loads: list[HostLoad] = []
-        self._loads: dict[Sequence, HostLoad] = {}
 
     @property
     def loaded_blocks(self) -> int:
@@ -65,7 +69,7 @@ class OffloadEngine(VllmEngine):
         load = self._loads.pop(seq, None)
         if load is None:
             return  # cancelled meanwhile
-        self.host.unpin(load.holds)
+        self._unpin(load)
         self.ledger.came_up(seq, load.blocks)
         seq.phase = Phase.LOADED
         self.waiting.appendleft(seq)
@@ -75,7 +79,7 @@ class OffloadEngine(VllmEngine):
         if seq.phase in (Phase.LOADING, Phase.LOADED):
             load = self._loads.pop(seq, None)
             if load is not None:
-                self.host.unpin(load.holds)
+                self._unpin(load)
                 if load.on_dropped is not None:
                     load.on_dropped()
             else:
@@ -90,8 +94,13 @@ class OffloadEngine(VllmEngine):
         super().audit()
         self.host.audit()
 
-    def _begin_loads(self) -> None:
-        """Take the heads of waiting whose prefix goes on in the host out of the queue, as long as they fit."""
+    def _unpin(self, load: HostLoad) -> None:
+        self.host.unpin(load.holds)
+
+    def _begin_loads(self) -> bool:
+        """Take the heads of waiting whose prefix goes on in the host out of the queue, as long as they fit; whether
+        there were any."""
+        begun = False
         waiting, bs = self.waiting, self.settings.block_size
         slots = self.settings.max_num_seqs - len(self.running)
         while waiting and waiting[0].phase is Phase.WAITING and len(self._loads) < slots:
@@ -101,7 +110,8 @@ class OffloadEngine(VllmEngine):
             more = self.host.match(seq.pieces(bs), limit, match.blocks)
             blocks = more.blocks - match.blocks
             if not more.parts or not self.ledger.fits(seq, match):
-                return
+                break
+            begun = True
             holds = self.host.pin(more)
             waiting.popleft()
             self.ledger.start(seq, match)
@@ -113,6 +123,7 @@ class OffloadEngine(VllmEngine):
             load = self._loads[seq] = HostLoad(seq, holds, blocks, blocks * self.host.block_bytes)
             self.host.loaded_blocks += blocks
             self.pending_loads.append(load)
+        return begun
 
     def _plan_stuck(self, step: StepPlan) -> StepPlan | None:
         """Nothing runs that could make room for the head of waiting: whoever has been loaded holds blocks already and

@@ -42,7 +42,7 @@ class EngineSettings:
     `fifo_skip` and `abort_when_stuck` are behaviours of the reference simulator (docs/parity.md). `leap` False computes
     every step on its own; the results are the same. `ranks` > 1: attention data parallelism, all sizes are those of one
     rank; `prefill_interval` is then the number of steps between chances for new prompts of a rank that decodes.
-    `max_loras`: adapters in one batch at most (None: no limit).
+    `max_loras`: adapters in one batch at most (None: no limit). `tiers`: a block manager keeps tiers below the pool.
     """
 
     block_size: int
@@ -62,6 +62,7 @@ class EngineSettings:
     speculation: Speculation | None = None
     host: HostTierSettings | None = None
     max_loras: int | None = None
+    tiers: bool = False
 
     @property
     def longest_prompt_tokens(self) -> int:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from policies.cluster.draws import draw
-from policies.cluster.ids import RequestId, WorkerId
+from policies.cluster.ids import RequestId, Tier, WorkerId
 from policies.errors import CapabilityError, ConfigError
 from twin.engine.ticks import instant
 from twin.mocker.churn import Loss
@@ -88,6 +88,12 @@ class Faults:
                 raise CapabilityError(f"{fault.where}: {no_links}")
             if fault.between is not None:
                 self._two_sets(fault)
+        for fault in scenario.faults if world.block_tiers is None else ():
+            if fault.tier is not None:
+                raise CapabilityError(
+                    f"{fault.where}: no worker of this run has tiers below its device; give it some ([workers.kvbm]), "
+                    "or leave the fault out"
+                )
 
     def start(self) -> None:
         """Put the first occurrence of every fault on the clock."""
@@ -208,7 +214,7 @@ class Faults:
     def _occur(self, fault: Fault, occurrence: Occurrence, times: Iterator[Occurrence]) -> None:
         world = self._world
         entry = Entry(fault=fault.name, kind=fault.kind, at_s=world.clock.now)
-        if fault.recurs and world.clock.waiting <= self._pending + world.starts.events:
+        if fault.recurs and world.clock.waiting <= self._pending + world.starts.events + world.idle_timers:
             return  # nothing else is going to happen: the run is over
         self.timeline.append(entry)
         entry.why_not = self._perform(fault, occurrence, entry)
@@ -239,6 +245,8 @@ class Faults:
             return self._slow_link(fault, occurrence, entry)
         if fault.between is not None:
             return self._part(fault, occurrence, entry)
+        if fault.tier is not None:
+            return self._tier(fault, occurrence, entry)
         worker = self._target(fault, occurrence)
         if worker is None:
             wanted = "is down" if fault.kind == "worker_up" else "is up"
@@ -433,6 +441,26 @@ class Faults:
         factor = {"link_down": 0.0, "tcp_fallback": TCP_SHARE}.get(fault.kind, fault.factor)
         network.slow(link, factor)
         self._until(occurrence, entry, lambda: network.slow(link, 1.0))
+        return None
+
+    def _tier(self, fault: Fault, occurrence: Occurrence, entry: Entry) -> str | None:
+        """A tier of one worker, or of all of them, vanishes, takes no writes, or hands out damaged blocks."""
+        tiers, tier = self._world.block_tiers, Tier(fault.tier)
+        assert tiers is not None
+        lanes = {self._names[worker_id]: lane for worker_id, lane in tiers.up.items() if lane.has(tier)}
+        name = chosen(occurrence, list(lanes)) if fault.worker == ANY and lanes else fault.worker
+        entry.target = tier.value if name is None else f"{tier.value} of {name}"
+        hit = [lane for known, lane in lanes.items() if name in (None, known)]
+        if not hit:
+            return f"no worker{'' if name is None else f' {name}'} that is up has a tier {tier.value}"
+        for lane in hit:
+            lane.break_tier(tier, fault.kind, fault.rate)
+
+        def mend() -> None:
+            for lane in hit:
+                lane.mend_tier(tier, fault.kind)
+
+        self._until(occurrence, entry, mend)
         return None
 
     # ------------------------------------------------------------ clients

@@ -1,5 +1,5 @@
 """What loads from host memory cross: links of the run that they share with whatever else crosses these, or a lane of
-the worker's own, one load after another. It moves bytes and knows no blocks.
+the worker's own, one load after another. It moves bytes and decides nothing.
 """
 
 from __future__ import annotations
@@ -12,14 +12,26 @@ from twin.mocker.clock import Clock, Order
 from twin.perf.cargo import HOST
 
 if TYPE_CHECKING:
-    from twin.mocker.links import Network, Transfer
+    from twin.engine.offload import HostLoad
+    from twin.mocker.links import Network
+
+
+class Loading(Protocol):
+    """A load that is under way and can be called off."""
+
+    def cancel(self) -> bool: ...
 
 
 class HostLane(Protocol):
-    """Brings bytes up to the GPUs of one worker and says when they are there, never at once. What comes back can be
-    called off, where that changes anything for others."""
+    """Brings loads up to the GPUs of one worker and says when they are there, never at once. What comes back can be
+    called off, where that changes anything for others. `attend`: the engine has planned, or ended a step, and may have
+    left something to do; `close`: the worker is gone."""
 
-    def load(self, bytes_: int, on_done: Callable[[], None]) -> Transfer | None: ...
+    def load(self, load: HostLoad, on_done: Callable[[], None]) -> Loading | None: ...
+
+    def attend(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class OwnLane:
@@ -30,11 +42,16 @@ class OwnLane:
         self._bytes_per_s = bytes_per_s
         self._free_s = 0.0
 
-    def load(self, bytes_: int, on_done: Callable[[], None]) -> Transfer | None:
+    def load(self, load: HostLoad, on_done: Callable[[], None]) -> None:
         begin_s = max(self._clock.now, self._free_s)
-        self._free_s = instant(begin_s + bytes_ / self._bytes_per_s)
+        self._free_s = instant(begin_s + load.bytes / self._bytes_per_s)
         self._clock.at(self._free_s, int(Order.TRANSFER_DONE)).callbacks.append(lambda _: on_done())
-        return None
+
+    def attend(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 class LinkLane:
@@ -44,7 +61,13 @@ class LinkLane:
         self._network = network
         self._lanes = lanes
 
-    def load(self, bytes_: int, on_done: Callable[[], None]) -> Transfer | None:
+    def load(self, load: HostLoad, on_done: Callable[[], None]) -> Loading:
         from twin.mocker.links import side_by_side
 
-        return self._network.start_all(side_by_side(self._lanes, bytes_), on_done=on_done, cargo=HOST)
+        return self._network.start_all(side_by_side(self._lanes, load.bytes), on_done=on_done, cargo=HOST)
+
+    def attend(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

@@ -11,8 +11,8 @@ from dataclasses import replace
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
-from policies.cluster.events import BlocksRemoved, BlocksStored, WorkerReported
-from policies.cluster.ids import Role
+from policies.cluster.events import BlocksCleared, BlocksRemoved, BlocksStored, WorkerReported
+from policies.cluster.ids import Role, Tier, WorkerId
 from twin.engine.plan import StepPlan
 from twin.engine.ticks import instant
 from twin.mocker.clock import Order
@@ -20,6 +20,7 @@ from twin.mocker.wires import FRONTEND
 from twin.mocker.worker import MockWorker
 
 if TYPE_CHECKING:
+    from policies.kvbm.consolidate import Change
     from twin.mocker.world import MockWorld, Observation, WorkerSpec
 
 _LATE = int(Order.LATE)
@@ -91,6 +92,9 @@ class News:
 
     def post_blocks(self, worker: MockWorker) -> None:
         pool = worker.engine.pool
+        if not self.of_blocks:  # an engine that ends its leaps at evictions notes them whoever listens
+            pool.stored, pool.removed = [], []
+            return
         now_s, lag_s = self._world.clock.now, self._observe.kv_event_lag_s
         upset = self._world.churn.upsets.get(worker.worker_id) if self._world.churn.upsets else None
         if upset is not None:
@@ -111,7 +115,34 @@ class News:
                 continue
             self._tell(worker, event, lag_s)
 
-    def _tell(self, worker: MockWorker, event: BlocksStored | BlocksRemoved | WorkerReported, lag_s: float) -> None:
+    def tier_changed(self, worker_id: WorkerId, change: Change) -> None:
+        """Blocks were stored in a tier below a device, or left it."""
+        kind = BlocksStored if change.is_store else BlocksRemoved
+        self._tell_tier(
+            worker_id, lambda at_s: kind(at_s=at_s, worker_id=worker_id, runs=change.runs, tier=change.tier)
+        )
+
+    def tier_cleared(self, worker_id: WorkerId, tier: Tier) -> None:
+        """A tier below a device has lost everything."""
+        self._tell_tier(worker_id, lambda at_s: BlocksCleared(at_s=at_s, worker_id=worker_id, tier=tier))
+
+    def _tell_tier(
+        self, worker_id: WorkerId, made: Callable[[float], BlocksStored | BlocksRemoved | BlocksCleared]
+    ) -> None:
+        worker = self._world.workers.get(worker_id)
+        if not self.of_blocks or worker is None:
+            return
+        lag_s = self._observe.kv_event_lag_s
+        upset = self._world.churn.upsets.get(worker_id) if self._world.churn.upsets else None
+        if upset is not None:
+            lag_s += upset.delay_s
+            if upset.loses():
+                return
+        self._tell(worker, made(instant(self._world.clock.now + lag_s)), lag_s)
+
+    def _tell(
+        self, worker: MockWorker, event: BlocksStored | BlocksRemoved | BlocksCleared | WorkerReported, lag_s: float
+    ) -> None:
         """Post what a worker says of itself, now or late."""
         if lag_s <= 0.0 and not self._world.wires.parts:
             self._world.post(event)

@@ -106,6 +106,10 @@ class Partitions:
         up = replace(worker.up, at_s=world.clock.now, epoch=worker.up.epoch + 1)
         worker.return_as(up)
         world.post(up)
-        runs = tuple(pool.findable()) if world.news.tells_blocks(world.specs[worker.worker_id]) else ()
+        if not world.news.tells_blocks(world.specs[worker.worker_id]):
+            return
+        runs = tuple(pool.findable())
         if runs:
             world.post(BlocksStored(at_s=world.clock.now, worker_id=worker.worker_id, runs=runs))
+        if world.block_tiers is not None:
+            world.block_tiers.tell_all(worker.worker_id)

@@ -23,8 +23,7 @@ from twin.perf.protocol import LatencyModel
 
 if TYPE_CHECKING:
     from twin.engine.offload import HostLoad
-    from twin.mocker.hostlanes import HostLane
-    from twin.mocker.links import Transfer
+    from twin.mocker.hostlanes import HostLane, Loading
 
 
 class MockWorker:
@@ -81,7 +80,7 @@ class MockWorker:
         self._dropped: list[Sequence] = []
         self._lane = lane
         self._loads: list[HostLoad] = getattr(engine, "pending_loads", [])
-        self._moving: dict[HostLoad, Transfer | None] = {}
+        self._moving: dict[HostLoad, Loading | None] = {}
         self._loaded: list[Sequence] = []  # loads that came up during the running step
         self._at_step_end: list[Callable[[], None]] = []  # to be done when the running step is over
         self.down = False  # gone, with all that it had
@@ -206,6 +205,8 @@ class MockWorker:
         self._idle.callbacks = []
         for load in list(self._moving):
             self._stop_load(load)
+        if self._lane is not None:
+            self._lane.close()
         if not self.down:
             self.down, self.down_s = True, self._clock.now
 
@@ -268,7 +269,7 @@ class MockWorker:
         assert self._lane is not None
         for load in self._loads:
             load.on_dropped = partial(self._stop_load, load)
-            self._moving[load] = self._lane.load(load.bytes, partial(self._on_loaded, load))
+            self._moving[load] = self._lane.load(load, partial(self._on_loaded, load))
         self._loads.clear()
 
     def _stop_load(self, load: HostLoad) -> None:
@@ -293,12 +294,14 @@ class MockWorker:
         return self.engine.load(self._plan, at_s)
 
     def _run(self) -> Generator[Event, None, None]:
-        clock, engine = self._clock, self.engine
+        clock, engine, lane = self._clock, self.engine, self._lane
         while True:
             yield self._idle
             plan = engine.plan(clock.now)
             if self._loads:
                 self._begin_loads()
+            if lane is not None:
+                lane.attend()
             while plan is not None:
                 self._plan = plan
                 if self.attentive and plan.steps > 1:
@@ -317,6 +320,8 @@ class MockWorker:
                     for seq in self._loaded:
                         engine.loaded(seq)  # type: ignore[attr-defined]
                     self._loaded.clear()
+                if lane is not None:
+                    lane.attend()
                 self._on_step(self, outcome)
                 if clock.peek() <= clock.now:  # something else is due at this instant: it goes first
                     self._wake = clock.at(clock.now, self._step_start)
@@ -324,4 +329,6 @@ class MockWorker:
                 plan = engine.plan(clock.now)
                 if self._loads:
                     self._begin_loads()
+                if lane is not None:
+                    lane.attend()
             self._idle = Event(clock)

@@ -46,13 +46,15 @@ from twin.mocker.sinks import Cells, Sinks
 from twin.mocker.starts import Starts, WeightLoad
 from twin.mocker.wires import FRONTEND, Wires
 from twin.mocker.worker import MockWorker
-from twin.perf.cargo import WEIGHTS
+from twin.perf.cargo import TIER_STORES, WEIGHTS
 from twin.perf.protocol import LatencyModel
 
 if TYPE_CHECKING:
+    from twin.engine.protocol import Engine
     from twin.mocker.handoff import HandoffPlan, Handoffs
     from twin.mocker.hostlanes import HostLane
     from twin.mocker.links import Network
+    from twin.mocker.tiers import TierPlan, Tiers
 
 _ARRIVAL, _LATE, _TIMER, _READY = int(Order.ARRIVAL), int(Order.LATE), int(Order.TIMER), int(Order.WORKER_READY)
 
@@ -61,8 +63,9 @@ _ARRIVAL, _LATE, _TIMER, _READY = int(Order.ARRIVAL), int(Order.LATE), int(Order
 class WorkerSpec:
     """One worker to simulate: who it is and what engine it runs. `ready_s` is when it registers; `startup_s` is
     how long it takes to come back, where `weights` does not say that they come over links of the run. `host_lanes`: by
-    rank, the lanes that loads from host memory cross (None: they have one of their own). `loras`: the adapters that it
-    serves (None: any). `taints` and `on_cpu` are what routers are told of it."""
+    rank, the lanes that loads from host memory cross (None: they have one of their own). `tiers`: what a block manager
+    keeps below its device. `loras`: the adapters that it serves (None: any). `taints` and `on_cpu` are what routers are
+    told of it."""
 
     worker_id: WorkerId
     name: str
@@ -74,6 +77,7 @@ class WorkerSpec:
     startup_s: float = 0.0
     weights: WeightLoad | None = None
     host_lanes: tuple[tuple[str, ...], ...] | None = None
+    tiers: TierPlan | None = None
     loras: tuple[str, ...] | None = None
     taints: tuple[str, ...] = ()
     on_cpu: bool = False
@@ -98,7 +102,8 @@ class MockWorld:
     `key_tokens` is how many tokens one hash id of the demand stands for (None: no ids). `concurrency` closes the loop:
     at most so many units (rows, or whole sessions) at once, recorded times ignored. `handoff` says how KV goes from
     prefill workers to decode workers, where there are such. `loses_events`: messages of workers get lost or are late at
-    times, so that each counts. `network` are the links of the run, with the clock that the world is to have.
+    times, so that each counts. `network` are the links of the run, with the clock that the world is to have. What the
+    world itself draws follows from `seed`.
     """
 
     def __init__(
@@ -114,12 +119,15 @@ class MockWorld:
         observe: Observation = PROMPT,
         handoff: HandoffPlan | None = None,
         network: Network | None = None,
+        seed: int = 0,
         loses_events: bool = False,
         on_end: Callable[[OpenRequest, str], None] | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> None:
         self.clock = network.clock if network is not None else Clock()
         self._network = network
+        self._seed = seed
+        self.block_tiers: Tiers | None = None
         self.controller = controller
         self.workers: dict[WorkerId, MockWorker] = {}
         self.open: dict[RequestId, OpenRequest] = {}
@@ -211,6 +219,11 @@ class MockWorld:
         return {worker_id: worker.down_s for worker_id, worker in self.workers.items() if worker.down_s is not None}
 
     @property
+    def idle_timers(self) -> int:
+        """Events on the clock that will find nothing to do."""
+        return self.block_tiers.idle_timers if self.block_tiers is not None else 0
+
+    @property
     def network(self) -> Network | None:
         """The links that transfers share; None in a run without them."""
         if self._network is not None or self.handoffs is None:
@@ -255,7 +268,9 @@ class MockWorld:
             )
         if self.network is not None:
             self.network.audit()
-            live = self.network.live - self.network.live_of(WEIGHTS)  # a link that stays down holds up starts for good
+            live = (
+                self.network.live - self.network.live_of(WEIGHTS) - self.network.live_of(TIER_STORES)
+            )  # a link that stays down holds up starts for good
             if live:
                 raise InvariantError(f"{live} transfers are under way after the end of the run")
         for worker in self.workers.values():
@@ -273,6 +288,8 @@ class MockWorld:
             view = self.controller.view.workers.get(worker.worker_id)
             if view is not None and view.in_flight:
                 raise InvariantError(f"worker {worker.up.name} ended with {view.in_flight} requests in flight")
+        if self.block_tiers is not None:
+            self.block_tiers.audit()
 
     # ------------------------------------------------------------ arrivals
 
@@ -490,12 +507,14 @@ class MockWorld:
             taints=spec.taints,
             on_cpu=spec.on_cpu,
         )
-        lane = self._host_lane(spec)
+        lane = self._host_lane(spec, engine)
         self.workers[spec.worker_id] = MockWorker(self.clock, engine, up, self._on_step, self.news.watch, lane)
         self.post(up)
 
-    def _host_lane(self, spec: WorkerSpec) -> HostLane | None:
-        """What its loads from host memory cross."""
+    def _host_lane(self, spec: WorkerSpec, engine: Engine) -> HostLane | None:
+        """What its loads from lower tiers cross."""
+        if spec.tiers is not None:
+            return self._tiers_of_run().lane(spec.worker_id, spec.tiers, engine)  # type: ignore[arg-type]
         if spec.settings.host is None:
             return None
         from twin.mocker.hostlanes import LinkLane, OwnLane
@@ -503,6 +522,15 @@ class MockWorld:
         if spec.host_lanes is None or self._network is None:
             return OwnLane(self.clock, spec.settings.host.load_bytes_per_s)
         return LinkLane(self._network, spec.host_lanes)
+
+    def _tiers_of_run(self) -> Tiers:
+        """The tiers below devices, once a worker has any."""
+        if self.block_tiers is None:
+            from twin.mocker.tiers import Tiers
+
+            assert self._network is not None
+            self.block_tiers = Tiers(self.clock, self._network, self.news, seed=self._seed)
+        return self.block_tiers
 
     def _can_send(self, worker_id: WorkerId) -> bool:
         """Whether a worker is there and could send its weights to another one."""
@@ -638,6 +666,8 @@ class MockWorld:
     @property
     def tiers(self) -> dict[str, int]:
         """Full prompt blocks at first admissions, by where they were found, and blocks loaded from the host."""
+        if self.block_tiers is not None:
+            return self.block_tiers.hit_blocks()
         return self._tiers | {"loaded_blocks": sum(worker.engine.loaded_blocks for worker in self.workers.values())}
 
     def _where(self, request: OpenRequest) -> str:

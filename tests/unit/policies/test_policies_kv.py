@@ -213,7 +213,48 @@ def test_blocks_of_lower_tiers_are_not_taken_for_device_blocks() -> None:
     scene = Scene(router("kv"), workers=1)
     scene.stored(0, PROMPT, tier=Tier.G2_HOST)
     assert dispatched(scene, "r").overlap_blocks == 0
-    assert counters(scene)["other_tier_events"] == 1
+    assert counters(scene)["lower_tier_blocks"] == 10
+
+
+def test_what_lies_below_the_device_counts_by_its_tier() -> None:
+    """10 blocks: W0 has 4 on the device, 3 on the host and 2 on disk, W1 5 on the device; 3 are on the shared tier."""
+    scene = Scene(router("kv", explain=True, shared_cache_multiplier=0.5), workers=3)
+    scene.stored(0, PROMPT[:4])
+    scene.stored(0, PROMPT[:7], lo=2, tier=Tier.G2_HOST)
+    scene.stored(0, PROMPT[:9], lo=6, tier=Tier.G3_DISK)
+    scene.stored(1, PROMPT[:5])
+    scene.stored(2, PROMPT[:3], tier=Tier.G4_REMOTE)
+    sent = dispatched(scene, "r", isl=641, keys=[*PROMPT, 10])
+    assert [c.credit_blocks for c in sent.candidates] == [4 + 0.75 * 3 + 0.25 * 2, 5, 0.5 * 3]
+    assert (sent.worker_id, sent.overlap_blocks) == (0, 4)
+
+
+def test_a_hole_below_the_device_ends_the_credit_and_the_last_token_has_none() -> None:
+    scene = Scene(router("kv", explain=True), workers=1)
+    scene.stored(0, PROMPT[:2], tier=Tier.G2_HOST)
+    scene.stored(0, PROMPT, lo=3, tier=Tier.G2_HOST)
+    assert dispatched(scene, "a").candidates[0].credit_blocks == 0.75 * 2
+    scene.stored(0, PROMPT[:3], lo=2, tier=Tier.G2_HOST)
+    assert dispatched(scene, "b").candidates[0].credit_blocks == 0.75 * 9, "640 tokens: nine of ten blocks"
+
+
+def test_tiers_are_cleared_one_by_one_and_the_shared_one_outlives_workers() -> None:
+    scene = Scene(router("kv", explain=True, shared_cache_multiplier=0.5), workers=2)
+    for tier in (Tier.G2_HOST, Tier.G3_DISK, Tier.G4_REMOTE):
+        scene.stored(0, PROMPT[:4], tier=tier)
+    scene.cleared(0, Tier.G2_HOST)
+    assert dispatched(scene, "a").candidates[0].credit_blocks == 0.25 * 4
+    scene.lost(0)
+    assert dispatched(scene, "b").candidates[0].credit_blocks == 0.5 * 4, "worker 1 reads what worker 0 wrote"
+    scene.cleared(1, Tier.G4_REMOTE)
+    assert counters(scene)["lower_tier_blocks"] == 0
+
+
+def test_blocks_that_will_come_up_are_not_booked_as_prompt_to_compute() -> None:
+    scene = Scene(router("kv", explain=True), workers=1)
+    scene.stored(0, PROMPT, tier=Tier.G2_HOST)
+    dispatched(scene, "a", isl=641, keys=[*PROMPT, 10])
+    assert dispatched(scene, "b", isl=64, keys=[99]).candidates[0].active_prefill_tokens == 1
 
 
 def test_late_news_of_a_lost_worker_brings_nothing_back() -> None:

@@ -22,6 +22,7 @@ from twin.config import (
     DisaggregationConfig,
     EngineConfig,
     Entry,
+    KvbmConfig,
     LatencyConfig,
     LinkConfig,
     ObserveConfig,
@@ -416,6 +417,16 @@ def test_a_bad_table_of_the_router_is_refused_with_its_place(toml, text: str, li
             ["router.mode=kv", "router.track_active_blocks=false", "router.busy.decode_blocks_share=0.9"],
             "router.busy.decode_blocks_share",
         ),
+        (["workers.kvbm.cpu_latency_s=1"], "workers.pool.kvbm.cpu_latency_s"),
+        (["workers.kvbm.remote=true", "workers.kvbm.disk_gb_per_s=1"], "workers.pool.kvbm.disk_gb_per_s"),
+        (["workers.kvbm.remote=true", "workers.kvbm.cpu_eviction=lru"], "workers.pool.kvbm.cpu_eviction"),
+        (["workers.kvbm.cpu_cache_gb=1", "workers.kvbm.min_lfu_count=1"], "workers.pool.kvbm.min_lfu_count"),
+        (["workers.kvbm.cpu_cache_gb=1", "workers.kvbm.cpu_cache_tokens=1"], "workers.pool.kvbm.cpu_cache_tokens"),
+        (["workers.kvbm.cpu_cache_gb=1", "workers.kvbm.onboard_deadline_s=1"], "workers.pool.kvbm.onboard_deadline_s"),
+        (
+            ["router.mode=kv", "workers.kvbm.cpu_cache_gb=1", "router.shared_cache_multiplier=0.5"],
+            "router.shared_cache_multiplier",
+        ),
     ],
 )
 def test_an_option_without_effect_is_refused_or_listed(sets: list[str], key: str) -> None:
@@ -434,6 +445,9 @@ def test_an_option_without_effect_is_refused_or_listed(sets: list[str], key: str
         ["router.mode=least-loaded", "router.tie_break=least_recent"],
         ["workers.engine.kv_blocks=9", "workers.gpu=a100"],
         ["workers.latency=fixed", "workers.latency.decode_s=1"],
+        ["router.mode=kv", "workers.kvbm.cpu_cache_gb=1", "router.host_cache_hit_weight=0.5", "workers.kvbm.flush_s=1"],
+        ["workers.kvbm.remote=true", "workers.kvbm.cpu_gb_per_s=1", "workers.kvbm.min_lfu_count=1"],
+        ["workers.kvbm.cpu_cache_gb=1", "workers.links.host=pcie"],
     ],
 )
 def test_an_option_with_effect_or_at_its_default_is_taken(sets: list[str]) -> None:
@@ -514,6 +528,7 @@ def traces() -> st.SearchStrategy[TraceConfig]:
                 ),
                 latency=latencies(),
                 startup=tables(StartupConfig),
+                kvbm=tables(KvbmConfig),
                 links=st.builds(PathConfig, kv=st.sampled_from(["nic", "nvlink", "nic+storage"])),
             ),
             min_size=1,

@@ -1,0 +1,516 @@
+"""The block manager of one worker: what it is told of blocks and transfers, and what it has moved.
+
+It owns no clock and moves nothing: every call has the time, `due_s` says when it wants to be called, and what the world
+must do comes back as orders. Blocks are found in a tier only once they have landed there, and sources that are being
+copied are not evicted. Device blocks are the engine's: the manager hears of them and copies them before they go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from policies.cluster.blocks import BlockRun, Branch
+from policies.cluster.ids import Tier
+from policies.errors import InvariantError
+from policies.kvbm.consolidate import Change
+from policies.kvbm.health import Health
+from policies.kvbm.lane import Batch, Waiting
+from policies.kvbm.level import DROP, IDLE_S, ON_COMPLETE, ON_EVICT, Level, TierBody
+from policies.kvbm.lifecycle import BlockState, Cause
+from policies.kvbm.look_up import ALWAYS, Costs, Lacking, Pieces, Plan, Rule, TierRun, look_up, without
+from policies.kvbm.offload import Candidate
+from policies.kvbm.sketch import Sketch
+from policies.kvbm.spread import Spread
+from policies.kvbm.store import Gone, Hold, Lot, TierStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offload:
+    """Move the blocks of a batch from one tier to the next; ends with `moved`. They may not be touched meanwhile."""
+
+    batch_id: int
+    source: Tier
+    target: Tier
+    blocks: int
+    bytes: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishKv:
+    """Tell whoever listens that a tier holds these blocks now, or no longer."""
+
+    change: Change
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClearKv:
+    """Tell whoever listens that a tier has lost everything."""
+
+    tier: Tier
+
+
+Order: TypeAlias = Offload | PublishKv | ClearKv
+
+
+class Leg(NamedTuple):
+    """What one tier sends up for a request."""
+
+    tier: Tier
+    blocks: int
+    bytes: int
+
+
+class Onboard:
+    """Blocks on their way up to the device for one request: `legs` side by side. Ends with `loaded` or `dropped`."""
+
+    __slots__ = ("_holds", "_stores", "legs", "plan")
+
+    def __init__(self, plan: Plan, legs: tuple[Leg, ...], holds: list[list[Hold]], stores: list[TierStore]) -> None:
+        self.plan = plan
+        self.legs = legs
+        self._holds = holds
+        self._stores = stores
+
+
+class _Pinned(NamedTuple):
+    """What of a batch can be copied, and the references that keep it where it is."""
+
+    parts: list[Waiting]
+    holds: list[Hold]
+    store: TierStore | None  # whose they are
+
+
+class _Moving(NamedTuple):
+    level: int
+    parts: tuple[Waiting, ...]
+    lot: Lot
+    store: TierStore
+    source: _Pinned
+
+
+class BlockManager:
+    """`levels` are the tiers below the device, fastest first. `device_lacking` says which blocks are not on the device;
+    `sketch`, where a filter or an eviction order counts uses, is kept here."""
+
+    def __init__(
+        self,
+        levels: Sequence[Level],
+        device_lacking: Lacking,
+        *,
+        rule: Rule = ALWAYS,
+        sketch: Sketch | None = None,
+    ) -> None:
+        self.levels = tuple(levels)
+        self.rule = rule
+        self._device_lacking = device_lacking
+        self._sketch = sketch
+        self._moving: dict[int, _Moving] = {}
+        self._orders: list[Order] = []
+        self._batches = 0
+        self._loads = 0
+        self.age_at_hit = Spread()
+        self.age_at_evict = Spread()
+        self.reuse_at_evict = Spread()
+
+    @property
+    def due_s(self) -> float | None:
+        """When to call `poll` next, if nothing else happens before."""
+        return min((due_s for level in self.levels if (due_s := level.due_s) is not None), default=None)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing moves and nothing waits to move."""
+        return not self._moving and not self._loads and all(level.lane.empty for level in self.levels)
+
+    # ------------------------------------------------------------ what the engine says
+
+    def completed(self, branch: Branch, lo: int, hi: int, now_s: float) -> None:
+        """The step that filled these device blocks is over: they can be found on the device."""
+        self._used(branch, lo, hi, now_s)
+        self._arrived(0, BlockRun(branch, lo, hi), now_s)
+
+    def evicted(self, branch: Branch, lo: int, hi: int, now_s: float) -> None:
+        """These blocks have left the device; their bytes can still be copied away."""
+        self._leaving(0, BlockRun(branch, lo, hi), now_s)
+
+    def found(self, pieces: Pieces, blocks: int, now_s: float) -> None:
+        """A prompt was admitted, and its first `blocks` did not have to be computed."""
+        at = 0
+        for branch, end in pieces:
+            end = min(end, blocks)
+            if end > at:
+                self._used(branch, at, end, now_s)
+                at = end
+
+    # ------------------------------------------------------------ up
+
+    def look_up(
+        self,
+        pieces: Pieces,
+        *,
+        blocks: int,
+        usable: int,
+        device_blocks: int,
+        now_s: float,
+        room_blocks: int | None = None,
+        costs: Costs | None = None,
+    ) -> Plan:
+        """What to load for a prompt of which the device holds the first `device_blocks`. Changes nothing."""
+        bodies = [level.body for level in self.levels if level.body.health.reads]
+        plan = look_up(
+            pieces,
+            blocks=blocks,
+            usable=usable,
+            device_blocks=device_blocks,
+            stores=[(body.tier, body.store) for body in bodies],
+            device_lacking=self._device_lacking,
+            room_blocks=room_blocks,
+            rule=self.rule,
+            costs=costs,
+        )
+
+        def lately_failed(tier: Tier, run: BlockRun) -> int | None:
+            return self._body(tier).negative.first_in(run, now_s)
+
+        return without(plan, lately_failed) if plan.runs else plan
+
+    def alone_s(self, runs: Sequence[TierRun]) -> float:
+        """How long it takes to load these runs, side by side, when nothing else moves."""
+        blocks: dict[Tier, int] = {}
+        for run in runs:
+            blocks[run.tier] = blocks.get(run.tier, 0) + run.hi - run.lo
+        return max((self._body(tier).spec.alone_s(n) for tier, n in blocks.items()), default=0.0)
+
+    def begin(self, plan: Plan, now_s: float) -> Onboard:
+        """The device has room for the plan's blocks: they come up now. Their sources stay until they are here."""
+        legs, holds, stores = [], [], []
+        for run in plan.runs:
+            body = self._body(run.tier)
+            held = body.store.upgrade(run.found)
+            if sum(hold.hi - hold.lo for hold in held) != run.hi - run.lo:
+                raise InvariantError(f"{run.tier.value}: blocks {run.lo}..{run.hi} of a plan were gone when it began")
+            for stretch, lo, hi in held:
+                stretch.reuses += 1
+                self.age_at_hit.add(now_s - stretch.since_s, hi - lo)
+            legs.append(Leg(run.tier, run.hi - run.lo, (run.hi - run.lo) * body.spec.block_bytes))
+            holds.append(held)
+            stores.append(body.store)
+        self._loads += 1
+        return Onboard(plan, tuple(legs), holds, stores)
+
+    def loaded(self, load: Onboard, now_s: float, failed: Sequence[BlockRun] = ()) -> int:
+        """Everything of a load has come, but for the `failed` blocks, which were no good.
+
+        Returns how many blocks, from the first on, are on the device now: nothing after a failed one counts. Bad ones
+        are forgotten, and not asked for again for a while.
+        """
+        good = 0
+        whole = True
+        for run, holds, store in zip(load.plan.runs, load._holds, load._stores, strict=True):
+            body = self._body(run.tier)
+            bad = [part for part in failed if any(part.branch is hold.stretch.branch for hold in holds)]
+            if whole:
+                came = 0 if store is not body.store else _before_first(holds, bad)
+                good += came
+                whole = came == run.hi - run.lo
+                if not whole:
+                    self._level(run.tier).counts.failed_reads += run.hi - run.lo - came
+            store.release(holds)
+            for part in bad:
+                body.negative.add(part, now_s)
+                self._forget(body, body.store.drop(*part, now_s), now_s, pass_on=False)
+        for leg in load.legs:
+            self._level(leg.tier).counts.loaded += leg.blocks
+        self._loads -= 1
+        return good
+
+    def dropped(self, load: Onboard) -> None:
+        """Nobody wants a load any more."""
+        for store, holds in zip(load._stores, load._holds, strict=True):
+            store.release(holds)
+        self._loads -= 1
+
+    # ------------------------------------------------------------ down
+
+    def poll(self, now_s: float) -> list[Order]:
+        """What is to be done now: batches that are due, and what others must be told."""
+        for at, level in enumerate(self.levels):
+            if level.left.blocks and level.lane.empty and now_s >= level.idle_since_s + IDLE_S:
+                for run in level.left.clear():
+                    self._offer(at, run, now_s)
+                level.lane.flush(now_s)
+            level.lane.poll(now_s)
+        for at in range(len(self.levels)):
+            self._start(at, now_s)
+        orders, self._orders = self._orders, []
+        return orders
+
+    def moved(self, batch_id: int, now_s: float, *, ok: bool = True, is_tiers_fault: bool = True) -> None:
+        """A batch has been moved, or has come to nothing; `is_tiers_fault`: for want of a tier that takes it."""
+        at, parts, lot, store, source = self._moving.pop(batch_id)
+        level = self.levels[at]
+        body = level.body
+        for part in parts:
+            body.underway.remove(*part.run)
+        if ok and store is body.store and not body.refuses:
+            self._land(at, parts, lot, now_s)
+        else:
+            level.counts.failed_writes += lot.blocks
+            store.free(lot, Cause.LOAD_FAILED)
+            if store is body.store and is_tiers_fault:
+                body.health.write_failed(now_s)
+        if source.store is not None:
+            source.store.release(source.holds)
+        level.lane.done(now_s)
+        if level.lane.empty:
+            level.idle_since_s = now_s
+
+    # ------------------------------------------------------------ tiers come and go
+
+    def lost(self, tier: Tier) -> None:
+        """A tier is gone with all that it held; what comes up from it fails, what goes down to it too."""
+        body = self._body(tier)
+        if body.health.state is not Health.DOWN:
+            body.lose()
+            self._orders.append(ClearKv(tier=body.shown_tier))
+
+    def restored(self, tier: Tier) -> None:
+        """A tier is there again, empty."""
+        self._body(tier).health.restored()
+
+    def refuse(self, tier: Tier, refuses: bool) -> None:
+        """Whether a tier fails all writes: it is full in a way that evicting does not help."""
+        self._body(tier).refuses = refuses
+
+    def contents(self) -> list[Change]:
+        """What the worker's tiers hold, for somebody who has forgotten all about it, or has not heard of some."""
+        found = []
+        for level in self.levels:
+            body = level.body
+            runs = tuple(run for run in body.store.findable() if run.branch.shareable)
+            if runs:
+                found.append(Change(True, body.shown_tier, runs))
+        return found
+
+    def close(self, now_s: float) -> None:
+        """The worker is gone: what it was to move comes to nothing, in tiers that others share too."""
+        for level in self.levels:
+            level.left.clear()
+            for run in level.lane.clear():
+                level.body.underway.remove(*run)
+        for batch_id in list(self._moving):
+            self.moved(batch_id, now_s, ok=False, is_tiers_fault=False)
+        self._orders.clear()
+
+    def audit(self) -> None:
+        """Recount all tiers. Raises InvariantError."""
+        for level in self.levels:
+            level.body.store.audit()
+
+    # ------------------------------------------------------------ inside
+
+    def _body(self, tier: Tier) -> TierBody:
+        return self._level(tier).body
+
+    def _level(self, tier: Tier) -> Level:
+        return next(level for level in self.levels if level.body.tier is tier)
+
+    def _used(self, branch: Branch, lo: int, hi: int, now_s: float) -> None:
+        if self._sketch is not None:
+            self._sketch.touch_run(branch, lo, hi)
+        for level in self.levels:
+            level.offload.used(branch, lo, hi, now_s)
+
+    def _arrived(self, at: int, run: BlockRun, now_s: float) -> None:
+        """Blocks have come into the tier above level `at`."""
+        if at < len(self.levels):
+            trigger = self.levels[at].trigger
+            if trigger == ON_COMPLETE:
+                self._offer(at, run, now_s)
+            elif trigger != ON_EVICT:
+                self.levels[at].left.add(*run)
+
+    def _leaving(self, at: int, run: BlockRun, now_s: float) -> None:
+        """Blocks leave the tier above level `at`."""
+        if at < len(self.levels) and self.levels[at].trigger == ON_EVICT:
+            self._offer(at, run, now_s, staged=True)
+
+    def _offer(self, at: int, run: BlockRun, now_s: float, *, staged: bool = False) -> None:
+        """Blocks may move to level `at`, if its filter lets them."""
+        level = self.levels[at]
+        body, counts = level.body, level.counts
+        blocks = run.hi - run.lo
+        counts.offered += blocks
+        if not body.health.may_write(now_s):
+            counts.dropped += blocks
+            return
+        for lo, hi in level.offload.passes(Candidate(run), body, now_s):
+            blocks -= hi - lo
+            fresh = body.underway.add(run.branch, lo, hi)
+            counts.joined += hi - lo - sum(b - a for a, b in fresh)
+            for a, b in fresh:
+                dropped = level.lane.offer(now_s, BlockRun(run.branch, a, b), staged=staged)
+                for part in dropped:
+                    body.underway.remove(*part)
+                    counts.dropped += part.hi - part.lo
+        counts.filtered += blocks
+
+    def _start(self, at: int, now_s: float) -> None:
+        """Let what has been released move, as far as the lane allows."""
+        level = self.levels[at]
+        while (batch := level.lane.start()) is not None:
+            moving = self._commit(at, batch, now_s)
+            if moving is None:
+                level.lane.done(now_s)
+                if level.lane.empty:
+                    level.idle_since_s = now_s
+                continue
+            self._batches += 1
+            level.counts.batches += 1
+            self._moving[self._batches] = moving
+            self._orders.append(
+                Offload(
+                    batch_id=self._batches,
+                    source=self.levels[at - 1].body.tier if at else Tier.G1_DEVICE,
+                    target=level.body.tier,
+                    blocks=moving.lot.blocks,
+                    bytes=moving.lot.blocks * level.body.spec.block_bytes,
+                    why=batch.why,
+                )
+            )
+
+    def _commit(self, at: int, batch: Batch, now_s: float) -> _Moving | None:
+        """The commit point of a batch: sources that are still there are pinned, room is taken, or nothing happens."""
+        level = self.levels[at]
+        body = level.body
+        pinned = self._pinned(at, batch)
+        parts = pinned.parts
+        blocks = sum(part.run.hi - part.run.lo for part in parts)
+        room = self._room(at, blocks, now_s)
+        if room < blocks:
+            kept = _first_blocks(parts, room)
+            for part in _rest(parts, kept):
+                body.underway.remove(*part.run)
+            level.counts.dropped += blocks - room
+            parts, blocks = kept, room
+        lot = body.store.reserve(blocks) if blocks else None
+        if lot is None:
+            if pinned.store is not None:
+                pinned.store.release(pinned.holds)
+            return None
+        body.store.advance(lot, Cause.LOAD)
+        return _Moving(at, tuple(parts), lot, body.store, pinned)
+
+    def _pinned(self, at: int, batch: Batch) -> _Pinned:
+        """What of a batch can still be copied: what was set aside, and what is still in the tier above. Looked up by
+        content, so that blocks which left and came back elsewhere are found there."""
+        level = self.levels[at]
+        above = self.levels[at - 1].body.store if at else None
+        lacking = self._device_lacking if above is None else above.lacking
+        parts: list[Waiting] = []
+        holds: list[Hold] = []
+        for part in batch.parts:
+            branch, lo, hi = part.run
+            gone = [] if part.staged else lacking(branch, lo, hi)
+            for a, b in gone:
+                level.body.underway.remove(branch, a, b)
+                level.counts.skipped += b - a
+            for a, b in _between(lo, hi, gone):
+                parts.append(part._replace(run=BlockRun(branch, a, b)))
+                if above is not None and not part.staged:
+                    holds += above.upgrade(above.find(branch, a, b))
+        return _Pinned(parts, holds, above)
+
+    def _room(self, at: int, blocks: int, now_s: float) -> int:
+        """Make room for `blocks` in the tier of level `at`; returns for how many there is."""
+        level = self.levels[at]
+        store = level.body.store
+        free = store.gauges[BlockState.FREE]
+        if free < blocks and level.when_full != DROP:
+            self._forget(level.body, store.evict(blocks - free, now_s), now_s, pass_on=True)
+            free = store.gauges[BlockState.FREE]
+        return min(free, blocks)
+
+    def _forget(self, body: TierBody, gone: Sequence[Gone], now_s: float, *, pass_on: bool) -> None:
+        """Blocks have left a tier: that is counted and told, and the next tier may want them."""
+        if not gone:
+            return
+        level = self._level(body.tier)
+        at = self.levels.index(level)
+        runs = []
+        for run, age_s, reuses, is_last in gone:
+            blocks = run.hi - run.lo
+            level.counts.evicted += blocks
+            self.age_at_evict.add(age_s, blocks)
+            self.reuse_at_evict.add(reuses, blocks)
+            if is_last:
+                runs.append(run)
+                if pass_on:
+                    self._leaving(at + 1, run, now_s)
+        self._tell(body, False, runs)
+
+    def _land(self, at: int, parts: Sequence[Waiting], lot: Lot, now_s: float) -> None:
+        """A batch has arrived in the tier of level `at`: from now on its blocks are found there."""
+        level = self.levels[at]
+        body = level.body
+        body.health.wrote()
+        level.counts.stored += lot.blocks
+        holds: list[Hold] = []
+        runs = []
+        for part in parts:
+            held, fresh = body.store.register(lot, part.run, now_s)
+            holds += held
+            runs += [BlockRun(part.run.branch, lo, hi) for lo, hi in fresh]
+        body.store.release(holds)
+        self._tell(body, True, runs)
+        for part in parts:
+            self._arrived(at + 1, part.run, now_s)
+
+    def _tell(self, body: TierBody, is_store: bool, runs: Sequence[BlockRun]) -> None:
+        shared = tuple(run for run in runs if run.branch.shareable)
+        if shared:
+            self._orders.append(PublishKv(change=Change(is_store, body.shown_tier, shared)))
+
+
+def _between(lo: int, hi: int, gaps: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The parts of [lo, hi) outside of ascending `gaps`."""
+    found = []
+    for a, b in [*gaps, (hi, hi)]:
+        if lo < a:
+            found.append((lo, a))
+        lo = b
+    return found
+
+
+def _before_first(holds: Sequence[Hold], bad: Sequence[BlockRun]) -> int:
+    """Blocks before the first bad one."""
+    good = 0
+    for stretch, lo, hi in holds:
+        first = [max(b.lo, lo) for b in bad if b.branch is stretch.branch and b.lo < hi and lo < b.hi]
+        if first:
+            return good + min(first) - lo
+        good += hi - lo
+    return good
+
+
+def _first_blocks(parts: Sequence[Waiting], blocks: int) -> list[Waiting]:
+    kept = []
+    for part in parts:
+        branch, lo, hi = part.run
+        if blocks <= 0:
+            break
+        kept.append(part._replace(run=BlockRun(branch, lo, min(hi, lo + blocks))))
+        blocks -= hi - lo
+    return kept
+
+
+def _rest(parts: Sequence[Waiting], kept: Sequence[Waiting]) -> list[Waiting]:
+    """What of `parts` is not in the first of them, which were kept."""
+    rest = list(parts[len(kept) :])
+    if kept and kept[-1].run.hi < parts[len(kept) - 1].run.hi:
+        cut = parts[len(kept) - 1]
+        rest.insert(0, cut._replace(run=BlockRun(cut.run.branch, kept[-1].run.hi, cut.run.hi)))
+    return rest

@@ -1,0 +1,258 @@
+"""C20 with a block manager: a hit in a lower tier is loaded, timed and counted once, by class; and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from toy import Run, run, toy
+
+from policies.errors import CapabilityError, ConfigError, TwinError
+from twin.perf.hardware import find_gpu
+
+DEVICE = ("workers.engine.block_size=64", "workers.engine.kv_blocks=3")
+TIER = (
+    *DEVICE,
+    "workers.kvbm.cpu_cache_tokens=256",
+    "workers.kvbm.block_bytes=8388608",
+    "workers.kvbm.cpu_gb_per_s=16.777216",
+    "workers.kvbm.cpu_latency_s=0",
+    "workers.kvbm.cpu_trigger=on_evict",
+)
+
+
+def hits(run: Run) -> dict[str, int]:
+    """Look-ups by class, those that there were."""
+    return {name: n for name, n in run.report.meta.kvbm["hits"].items() if n and not name.endswith("_tokens")}
+
+
+@pytest.mark.parametrize("leap", [True, False])
+def test_c20_and_a1_with_a_block_manager(leap: bool, tmp_path: Path) -> None:
+    run = toy("c20_tiers.jsonl", tmp_path / "run", *TIER, key_tokens=64, leap=leap)
+    assert run.ms("ttft_s") == [130, 130, 130, 3]
+    assert run.requests("cached_tokens") == [0, 0, 0, 128]
+    assert hits(run) == {"lookups": 8, "g2": 2, "miss_absent": 6}
+    edge = run.report.meta.kvbm["edges"]["g2"]
+    assert (edge["loaded"], edge["loaded_bytes"]) == (2, 2 * 8_388_608)
+    assert run.report.meta.moved_bytes["tier_loads"] == 2 * 8_388_608
+    assert run.report.meta.tiers == {
+        "lookup_blocks": 8, "g1_hit_blocks": 0, "g2_hit_blocks": 2, "g3_hit_blocks": 0, "g4_hit_blocks": 0,
+        "loaded_blocks": 2,
+    }  # fmt: skip
+
+
+def faults(tmp_path: Path, *entries: str) -> str:
+    path = tmp_path / "faults.toml"
+    path.write_text("".join(f"[[faults]]\n{entry}\n" for entry in entries))
+    return f"faults.path={path}"
+
+
+def test_a4_a_read_that_fails_is_computed_and_counted_as_failed(tmp_path: Path) -> None:
+    broken = faults(tmp_path, 'kind = "tier_corrupt"\ntier = "g2"\nrate = 1.0\nat_ms = 0')
+    run = toy("c20_tiers.jsonl", tmp_path / "run", *TIER, broken, key_tokens=64)
+    assert run.ms("ttft_s") == [130, 130, 130, 131], "both blocks are read, in a millisecond, and then computed"
+    assert hits(run) == {"lookups": 8, "miss_absent": 6, "miss_failed": 2}
+    assert run.report.meta.kvbm["edges"]["g2"]["failed_reads"] == 2
+    assert run.requests("cached_tokens") == [0, 0, 0, 0], "never reported as loaded"
+
+
+def test_r7_a_tier_that_is_down_is_not_waited_for(tmp_path: Path) -> None:
+    down = faults(tmp_path, 'kind = "tier_down"\ntier = "g2"\nat_ms = 2500')
+    run = toy("c20_tiers.jsonl", tmp_path / "run", *TIER, down, key_tokens=64)
+    assert run.ms("ttft_s") == [130, 130, 130, 130]
+    assert hits(run) == {"lookups": 8, "miss_absent": 8}
+
+
+def test_a_tier_that_is_lost_during_a_load_fails_the_load_at_once(tmp_path: Path) -> None:
+    slow = ("workers.kvbm.cpu_gb_per_s=0.016777216",)  # half a second a block
+    down = faults(tmp_path, 'kind = "tier_down"\ntier = "g2"\nat_ms = 3250')
+    run = toy("c20_tiers.jsonl", tmp_path / "run", *TIER, *slow, down, key_tokens=64)
+    assert run.ms("ttft_s")[3] == 250 + 130
+    assert hits(run) == {"lookups": 8, "miss_absent": 6, "miss_failed": 2}
+
+
+def test_a_full_tier_takes_nothing(tmp_path: Path) -> None:
+    full = faults(tmp_path, 'kind = "tier_full"\ntier = "g2"\nat_ms = 0\nuntil_ms = 2500')
+    run = toy("c20_tiers.jsonl", tmp_path / "run", *TIER, full, key_tokens=64)
+    assert run.ms("ttft_s") == [130, 130, 130, 130]
+    edge = run.report.meta.kvbm["edges"]["g2"]
+    assert edge["failed_writes"] == 4, "what A and B left when they made room"
+    assert edge["stored"] == 2, "what C left when A came back"
+
+
+def test_a_load_that_hangs_fails_at_its_deadline(tmp_path: Path) -> None:
+    hung = faults(tmp_path, 'kind = "link_down"\nlink = "kvbm-cpu:pool-0"\nat_ms = 2900')
+    run = toy("c20_tiers.jsonl", tmp_path / "run", *TIER, hung, key_tokens=64)
+    assert run.ms("ttft_s")[3] == 10_000 + 130
+    assert hits(run) == {"lookups": 8, "miss_absent": 6, "miss_failed": 2}
+
+
+def test_faults_of_tiers_need_tiers(tmp_path: Path) -> None:
+    down = faults(tmp_path, 'kind = "tier_down"\ntier = "g2"\nat_ms = 2500')
+    with pytest.raises(CapabilityError, match="no worker of this run has tiers below its device"):
+        toy("c20_tiers.jsonl", tmp_path / "run", *DEVICE, down, key_tokens=64)
+    other = faults(tmp_path, 'kind = "tier_down"\ntier = "g3"\nat_ms = 2500')
+    run = toy("c20_tiers.jsonl", tmp_path / "run2", *TIER, other, key_tokens=64)
+    timeline = json.loads((run.folder / "faults.json").read_text())["timeline"]
+    assert timeline[0]["why_not"] == "no worker that is up has a tier g3"
+
+
+WIDE = ("workers.engine.block_size=64", "workers.kvbm.cpu_cache_tokens=100000", "workers.kvbm.block_bytes=1000000")
+
+
+def test_a2_the_block_of_the_last_token_is_a_miss_of_its_own_class(tmp_path: Path) -> None:
+    run = toy("c13_fullhit.jsonl", tmp_path / "run", *WIDE, key_tokens=64)
+    assert hits(run) == {"lookups": 4, "g1": 1, "miss_absent": 2, "miss_last_token": 1}
+    assert run.report.meta.kvbm["hits"]["cached_tokens"] == 64
+    assert run.report.meta.kvbm["hits"]["prompt_tokens"] == 256
+
+
+def test_a3_hits_on_the_device_are_what_they_are_without_tiers(tmp_path: Path) -> None:
+    run = toy("c06_mooncake512.jsonl", tmp_path / "run", *WIDE, key_tokens=512)
+    assert hits(run) == {"lookups": 40, "g1": 16, "miss_absent": 24}
+    assert run.report.meta.kvbm["hits"]["cached_tokens"] == 1024
+    assert run.report.meta.tiers["g1_hit_blocks"] == 16
+
+
+def rows(tmp_path: Path, *requests: tuple[float, int, list[int], int]) -> Path:
+    """A trace of (ms, prompt tokens, ids, output tokens), 64 tokens an id."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text(
+        "".join(
+            json.dumps({"timestamp": ms, "input_length": isl, "output_length": osl, "hash_ids": ids}) + "\n"
+            for ms, isl, ids, osl in requests
+        )
+    )
+    return path
+
+
+def test_a6_prompts_without_a_full_block_look_nothing_up(tmp_path: Path) -> None:
+    run = toy(rows(tmp_path, (0, 40, [1], 1), (100, 40, [1], 1)), tmp_path / "run", *WIDE, key_tokens=64)
+    assert hits(run) == {}
+
+
+def test_a7_a_block_behind_a_gap_is_a_hole(tmp_path: Path) -> None:
+    """The last block of a prompt went down when it was evicted, the one before it found the host full."""
+    others = [(1000, 100, [7, 8], 1), (2000, 100, [17, 18], 1)]
+    trace = rows(tmp_path, (0, 200, [1, 2, 3, 4], 1), *others, (3000, 200, [1, 2, 3, 4], 1))
+    tier = (*TIER, "workers.engine.kv_blocks=4", "workers.kvbm.cpu_cache_tokens=64", "workers.kvbm.when_full=drop")
+    run = toy(trace, tmp_path / "run", *tier, key_tokens=64)
+    assert hits(run) == {"lookups": 8, "g1": 1, "miss_absent": 6, "miss_hole": 1}
+    assert run.report.meta.kvbm["edges"]["g2"]["dropped"] > 0
+
+
+def test_a5_who_comes_back_after_preemption_is_not_looked_up_again(tmp_path: Path) -> None:
+    """Two requests outgrow the device together; the younger one is sent back and comes in again."""
+    trace = rows(tmp_path, (0, 64, [1], 100), (0, 64, [2], 100))
+    sets = (*WIDE, "workers.engine.kv_blocks=3", "workers.kvbm.cpu_trigger=on_evict")
+    run = toy(trace, tmp_path / "run", *sets, serial=False, key_tokens=64)
+    assert run.requests("readmissions") == [0, 1]
+    assert hits(run) == {"lookups": 2, "miss_absent": 2}
+    again = run.report.meta.kvbm["hits"]
+    assert again["recomputed_tokens"] + again["reused_tokens"] > 64
+
+
+def test_a_request_whose_blocks_are_on_their_way_waits_for_them_and_they_move_once(tmp_path: Path) -> None:
+    other = (1000, 260, [7, 8, 9, 10, 11], 1)
+    trace = rows(tmp_path, (0, 130, [1, 2, 3], 1), other, *[(4000, 130, [1, 2, 3], 1)] * 2)
+    sets = (*TIER, "workers.engine.kv_blocks=5", "workers.kvbm.cpu_gb_per_s=0.016777216")
+    trace_out = toy(trace, tmp_path / "run", *sets, serial=False, key_tokens=64)
+    assert trace_out.report.meta.kvbm["edges"]["g2"]["loaded"] == 2
+    assert hits(trace_out) == {"lookups": 10, "g1": 2, "g2": 2, "miss_absent": 6}
+    first, second = trace_out.ms("ttft_s")[2:]
+    assert (first, second) == (1002, 1004), "half a second a block, then two tokens each"
+
+
+def test_groups_that_a_block_manager_cannot_serve_are_refused_by_name(tmp_path: Path) -> None:
+    for change, why in (
+        ("workers.engine.kind=sglang", "the engine is sglang"),
+        ("workers.dp=2", "it has 2 ranks"),
+        ("workers.engine.prefix_caching=false", "prefix caching is off"),
+        ("workers.engine.host_blocks=4", "it has a plain host tier"),
+    ):
+        with pytest.raises(CapabilityError, match=f"workers.pool.kvbm: {why}"):
+            run_plain(tmp_path, "workers.kvbm.cpu_cache_gb=1", "allow_no_effect=true", change)
+
+
+def test_what_is_wrong_with_a_tier_is_said_before_the_run(tmp_path: Path) -> None:
+    for change, why in (
+        ("workers.kvbm.cpu_eviction=linage", "did you mean 'lineage'"),
+        ("workers.kvbm.cpu_eviction=belady", "looks into the future"),
+        ("workers.kvbm.cpu_offload=presence+presense", "did you mean 'presence'"),
+        ("workers.kvbm.cpu_cache_tokens=3", "holds no block"),
+        ("workers.kvbm.onboard=deadline", "needs workers.pool.kvbm.onboard_deadline_s"),
+        ("workers.kvbm.min_batch_blocks=65", "batches of 65 to 64 blocks"),
+    ):
+        with pytest.raises(TwinError, match=why):
+            run_plain(tmp_path, *([] if "tokens" in change else ["workers.kvbm.cpu_cache_gb=1"]), change)
+
+
+def run_plain(tmp_path: Path, *sets: str) -> None:
+    run(rows(tmp_path, (0, 40, [1], 1)), tmp_path / "run", *sets)
+
+
+# ---------------------------------------------------------------- ways up
+
+DISK = (
+    *DEVICE,
+    "workers.kvbm.disk_cache_tokens=100000",
+    "workers.kvbm.block_bytes=8388608",
+    "workers.kvbm.disk_offload=presence",
+    "workers.kvbm.disk_trigger=on_evict",
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "load_ms"),
+    [("direct", 0.1 + 2 * 0.8388608), ("bounce", 0.1 + 2 * 0.8388608 + 2 * 0.262144)],
+)
+def test_blocks_come_up_from_disk_in_one_hop_or_two(path: str, load_ms: float, tmp_path: Path) -> None:
+    run = toy("c20_tiers.jsonl", tmp_path / "run", *DISK, f"workers.kvbm.disk_path={path}", key_tokens=64)
+    assert run.ms("ttft_s")[3] == round(load_ms + 2, 3)
+    assert hits(run) == {"lookups": 8, "g3": 2, "miss_absent": 6}
+
+
+def test_what_is_computed_faster_is_not_loaded(tmp_path: Path) -> None:
+    """Two blocks take 335 ms to load and 128 ms to compute."""
+    sets = (*TIER, "workers.kvbm.cpu_gb_per_s=0.05", "workers.kvbm.onboard=faster")
+    run = toy("c20_tiers.jsonl", tmp_path / "run", *sets, key_tokens=64)
+    assert run.ms("ttft_s") == [130, 130, 130, 130]
+    assert hits(run) == {"lookups": 8, "miss_absent": 6, "miss_slower": 2}
+
+
+def test_a_worker_reads_from_the_remote_store_what_another_one_wrote(tmp_path: Path) -> None:
+    """Rows take turns: A and C on worker 0, B and the second A on worker 1, over 5 GB/s after 5 ms."""
+    remote = ("workers.kvbm.remote=true", "workers.kvbm.remote_offload=presence", "workers.kvbm.block_bytes=8388608")
+    run = toy("c20_tiers.jsonl", tmp_path / "run", *DEVICE, *remote, workers=2, key_tokens=64)
+    assert run.ms("ttft_s")[3] == round(5 + 2 * 8.388608 / 5 + 2, 3)
+    assert hits(run) == {"lookups": 8, "g4": 2, "miss_absent": 6}
+
+
+def test_tiers_cross_the_links_of_the_run_where_these_are_named(tmp_path: Path) -> None:
+    sets = [text for text in TIER if "cpu_gb_per_s" not in text]
+    run = toy("c20_tiers.jsonl", tmp_path / "run", *sets, "workers.links.host=pcie", key_tokens=64)
+    pcie = find_gpu("h100_sxm").pcie_bytes_per_s
+    assert pcie is not None
+    assert run.ms("ttft_s")[3] == round(2 * 8_388_608 / 4 / pcie * 1e3 + 2, 3), "an even share for each of four ranks"
+
+
+def test_tiers_that_are_too_small_are_told(tmp_path: Path) -> None:
+    run = toy("c20_tiers.jsonl", tmp_path / "run", *TIER, "workers.engine.kv_blocks=4", key_tokens=64)
+    told = [warning for warning in run.report.meta.warnings if "kvbm" in warning]
+    assert told == [
+        "workers.pool.kvbm: tier g2 holds 4 blocks and the device pool 4: a tier that is not larger than the one above "
+        "it mostly keeps second copies"
+    ]
+
+
+def test_groups_that_share_a_tier_must_be_able_to_read_it(tmp_path: Path) -> None:
+    config = tmp_path / "two.toml"
+    group = '[[workers]]\nname = "{0}"\n[workers.engine]\nblock_size = {1}\n[workers.kvbm]\nremote = true\n'
+    config.write_text(group.format("a", 16) + group.format("b", 32))
+    with pytest.raises(ConfigError, match="the groups a, b differ in model, KV format, tp or block_size"):
+        run_config(rows(tmp_path, (0, 40, [1], 1)), tmp_path / "run", config)
+
+
+def run_config(trace: Path, out: Path, config: Path) -> None:
+    run(trace, out, config_file=config)

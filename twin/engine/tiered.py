@@ -1,0 +1,279 @@
+"""A vLLM engine whose pool has a block manager below it: blocks go down as policies say, and come up before a request
+that wants them is admitted.
+
+A request whose prefix goes on below waits beside the queue, without a place in the batch, while its blocks come up; one
+that wants blocks which are coming up already waits for those. What could not be read is computed. Nothing is loaded
+that would not fit. The engine moves nothing: it says what has begun, and is told what came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from policies.cluster.blocks import Branch
+from policies.cluster.ids import Tier
+from policies.kvbm.accounting import HitCount, Looked
+from policies.kvbm.look_up import Costs, Miss, Plan
+from policies.kvbm.manager import BlockManager, Onboard
+from policies.kvbm.spans import Spans
+from twin.engine.core import EngineParts
+from twin.engine.offload import HostLoad, OffloadEngine
+from twin.engine.plan import Outcome, StepPlan
+from twin.engine.pool import Match
+from twin.engine.sequence import Phase, Sequence
+from twin.engine.settings import EngineSettings
+from twin.perf.protocol import PrefillChunk
+
+Lacking = Callable[[Branch, int, int], list[tuple[int, int]]]
+
+
+class TierLoad(HostLoad):
+    """Blocks on their way up from several tiers. Whoever moves them says in `good` how many came, from the first on,
+    and when (`landed_s`). `parked` are requests that wait for the same blocks."""
+
+    __slots__ = ("good", "landed_s", "onboard", "parked")
+
+    def __init__(self, seq: Sequence, onboard: Onboard) -> None:
+        plan = onboard.plan
+        super().__init__(seq, [], plan.load_blocks, sum(leg.bytes for leg in onboard.legs))
+        self.onboard = onboard
+        self.good = plan.load_blocks
+        self.landed_s = 0.0
+        self.parked: list[Sequence] = []
+
+    def runs(self) -> Iterable[tuple[Branch, int, int]]:
+        """What comes up."""
+        return ((part.stretch.branch, part.lo, part.hi) for run in self.onboard.plan.runs for part in run.found)
+
+
+class TieredEngine(OffloadEngine):
+    """`attach` gives it its block manager before the first step. `hits` counts look-ups at first admissions."""
+
+    def __init__(self, settings: EngineSettings, parts: EngineParts) -> None:
+        # When a block leaves the device is when it begins to move: leaps end there.
+        super().__init__(settings, replace(parts, kv_events=True, leap_past_evictions=False))
+        self.manager: BlockManager
+        self.hits = HitCount()
+        self._now_s = 0.0
+        self._fresh: list[tuple[Branch, int, int]] = []  # complete on the device when the step is over
+        self._coming = Spans()
+        self._looked: tuple[Sequence, Plan] | None = None
+        self._plans: dict[Sequence, tuple[Plan, int]] = {}  # of those that were loaded: what was to come, what came
+
+    def attach(self, make: Callable[[Lacking], BlockManager]) -> BlockManager:
+        """Take the block manager that `make` gives for this device, being told which blocks are not on it."""
+        lacking = self.pool.lacking
+        self.manager = make(lambda branch, lo, hi: lacking(branch, [(lo, hi)]))
+        return self.manager
+
+    def _listen(self) -> None:
+        self.pool.on_evict = self._on_evict
+        self.pool.on_publish = self._on_publish
+
+    @property
+    def loaded_blocks(self) -> int:
+        return sum(level.counts.loaded for level in self.manager.levels)
+
+    def _on_evict(self, branch: Branch, lo: int, hi: int) -> None:
+        for a, b in self.pool.lacking(branch, [(lo, hi)]):  # other copies stay
+            self.manager.evicted(branch, a, b, self._now_s)
+
+    def _on_publish(self, branch: Branch, lo: int, hi: int) -> None:
+        self._fresh.append((branch, lo, hi))
+
+    # ------------------------------------------------------------ steps
+
+    def plan(self, now_s: float) -> StepPlan | None:
+        self._now_s = now_s
+        if self._fresh:  # of what was released between steps
+            self._tell_fresh(now_s)
+        return super().plan(now_s)
+
+    def commit(self, step: StepPlan) -> Outcome:
+        self._now_s = step.end_s
+        outcome = super().commit(step)
+        if self._fresh:
+            self._tell_fresh(step.end_s)
+        return outcome
+
+    def settle(self, step: StepPlan, at_s: float) -> None:
+        self._now_s = min(step.end_s, at_s)
+        super().settle(step, at_s)
+
+    def _tell_fresh(self, now_s: float) -> None:
+        fresh, self._fresh = self._fresh, []
+        for branch, lo, hi in fresh:
+            self.manager.completed(branch, lo, hi, now_s)
+
+    # ------------------------------------------------------------ loads
+
+    def loaded(self, seq: Sequence) -> None:
+        load = self._loads.pop(seq, None)
+        if load is None:
+            return  # cancelled meanwhile
+        assert isinstance(load, TierLoad)
+        self._arrived(load)
+        self._plans[seq] = load.onboard.plan, load.good
+        if load.good:
+            self.ledger.came_up(seq, load.good)
+        self.ledger.trim(seq)
+        self._tell_fresh(max(self._now_s, load.landed_s))
+        seq.phase = Phase.LOADED
+        self.waiting.appendleft(seq)
+        self._unpark(load, 1)
+        self._blocked = False
+
+    def cancel(self, seq: Sequence) -> None:
+        self._plans.pop(seq, None)
+        if seq.phase is Phase.LOADING:
+            load = self._loads.get(seq)
+            if load is None:  # parked
+                for other in self._loads.values():
+                    assert isinstance(other, TierLoad)
+                    if seq in other.parked:
+                        other.parked.remove(seq)
+                seq.phase = Phase.DONE
+                return
+            assert isinstance(load, TierLoad)
+            self._arrived(load)
+            super().cancel(seq)
+            self._unpark(load, 0)
+        else:
+            super().cancel(seq)
+
+    def audit(self) -> None:
+        self.pool.audit()
+        self.manager.audit()
+
+    def _unpin(self, load: HostLoad) -> None:
+        """Whoever moves the blocks gives the sources back, when the load ends or is dropped."""
+
+    def _arrived(self, load: TierLoad) -> None:
+        for run in load.runs():
+            self._coming.remove(*run)
+
+    def _unpark(self, load: TierLoad, at: int) -> None:
+        """Those who wait for the same blocks look again, in the order in which they came."""
+        for seq in reversed(load.parked):
+            seq.phase = Phase.WAITING
+            self.waiting.insert(at, seq)
+        load.parked = []
+
+    def _begin_loads(self) -> bool:
+        """Take the heads of waiting whose prefix goes on below out of the queue, as long as they fit; whether there
+        were any."""
+        waiting = self.waiting
+        slots = self.settings.max_num_seqs - len(self.running)
+        begun = False
+        while waiting and waiting[0].phase is Phase.WAITING and len(self._loads) < slots:
+            seq = waiting[0]
+            match = self.ledger.prefix(seq)
+            plan = self._look_up(seq, match)
+            if not plan.runs or not self.ledger.fits(seq, match):
+                break
+            begun = True
+            waiting.popleft()
+            seq.phase = Phase.LOADING
+            other = self._brings(plan)
+            if other is not None:
+                other.parked.append(seq)
+                continue
+            self._begin(seq, match, plan)
+        return begun
+
+    def _begin(self, seq: Sequence, match: Match, plan: Plan) -> None:
+        blocks = plan.load_blocks
+        onboard = self.manager.begin(plan, self._now_s)  # first: what is taken now may push it out of its tier
+        self.ledger.start(seq, match)
+        self.pool.take(blocks)
+        seq.owned += blocks
+        load = self._loads[seq] = TierLoad(seq, onboard)
+        for run in load.runs():
+            self._coming.add(*run)
+        self.pending_loads.append(load)
+
+    def _brings(self, plan: Plan) -> TierLoad | None:
+        """The load that brings some of a plan's blocks already."""
+        parts = [(part.stretch.branch, part.lo, part.hi) for run in plan.runs for part in run.found]
+        if not any(self._coming.common(*part) for part in parts):
+            return None
+        for load in self._loads.values():
+            assert isinstance(load, TierLoad)
+            for branch, lo, hi in load.runs():
+                if any(other is branch and a < hi and lo < b for other, a, b in parts):
+                    return load
+        return None
+
+    def _look_up(self, seq: Sequence, match: Match) -> Plan:
+        size = self.settings.block_size
+        length = seq.prompt + seq.outputs
+        plan = self.manager.look_up(
+            seq.pieces(size),
+            blocks=length // size,
+            usable=max(0, length - 1) // size,
+            device_blocks=match.blocks,
+            now_s=self._now_s,
+            costs=Costs(self.manager.alone_s, self._compute_s),
+        )
+        self._looked = seq, plan
+        return plan
+
+    def _compute_s(self, lo: int, hi: int) -> float:
+        """What blocks `lo..hi` of a prompt take to compute when everything before them is there."""
+        if hi <= lo:
+            return 0.0
+        size = self.settings.block_size
+        return self.latency.step_s((PrefillChunk((hi - lo) * size, lo * size, 0, False),), 0, 0, 0, 0)
+
+    # ------------------------------------------------------------ admission
+
+    def _admit_all(self, step: StepPlan, work: list[tuple[Sequence, PrefillChunk]], left: int) -> None:
+        while True:
+            before = len(work)
+            super()._admit_all(step, work, left)
+            left -= sum(chunk.new_tokens + chunk.recomputed_tokens for _, chunk in work[before:])
+            if not self._begin_loads():
+                return
+
+    def _admissible(self, seq: Sequence, left: int) -> Match | None:
+        match = super()._admissible(seq, left)
+        if match is None or seq.phase is Phase.LOADED:
+            return match
+        return None if self._look_up(seq, match).runs else match  # what lies below comes up first
+
+    def _start(self, seq: Sequence, now_s: float, hit_tokens: int) -> None:
+        first = seq.admit_s is None
+        super()._start(seq, now_s, hit_tokens)
+        plan, good = self._plans.pop(seq, (None, 0))
+        if plan is None:
+            looked = self._looked
+            assert looked is not None
+            assert looked[0] is seq
+            plan = looked[1]
+        size = self.settings.block_size
+        self.manager.found(seq.pieces(size), plan.device_blocks, now_s)
+        if first:
+            looked_up = classes(plan, good)
+            seq.host_blocks = good
+            self.hits.first_admission(seq.prompt, size, looked_up)
+        else:
+            self.hits.readmission(hit_tokens, seq.prompt + seq.outputs - hit_tokens)
+
+    def _give_back(self, seq: Sequence) -> None:
+        super()._give_back(seq)
+        self._plans.pop(seq, None)
+
+
+def classes(plan: Plan, good: int) -> Looked:
+    """What became of a look-up of which the first `good` loaded blocks came."""
+    hits = {Tier.G1_DEVICE: plan.device_blocks}
+    left = good
+    for run in plan.runs:
+        came = min(left, run.hi - run.lo)
+        hits[run.tier] = hits.get(run.tier, 0) + came
+        left -= came
+    misses = dict(plan.misses)
+    if good < plan.load_blocks:
+        misses[Miss.FAILED] = misses.get(Miss.FAILED, 0) + plan.load_blocks - good
+    return Looked(hits, misses)

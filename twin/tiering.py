@@ -1,0 +1,231 @@
+"""From the configuration to the tiers below each worker's device: sizes, policies, and the links that blocks cross.
+
+Nothing here runs. What is wrong with a size or the name of a policy is said before anything does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from policies.cluster.ids import Tier
+from policies.errors import ConfigError
+from policies.kvbm.build import EVICTIONS, OFFLOADS, KvSettings, build_eviction, build_offload
+from policies.kvbm.lane import BatchRules
+from policies.kvbm.look_up import Rule
+from policies.kvbm.sketch import Sketch
+from policies.kvbm.tiers import TierSpec, check_cascade
+from twin.cluster import Group, block_bytes_of
+from twin.config import DISK_GB_PER_S, SHARED_DISK_GB_PER_S, KvbmConfig
+from twin.mocker.tiers import Lanes, LevelPlan, TierPlan
+from twin.mocker.world import WorkerSpec
+from twin.perf.links import FAIR, FIFO, RX, TX, Link
+
+GB = 1e9
+CPU, DISK, REMOTE = "kvbm-cpu", "kvbm-disk", "kvbm-remote"
+"""Links of tiers: of each worker (NAME:WORKER), or one for the run."""
+_PLUGINS = "dynatwin.kv_policies"
+
+
+def tier_links(groups: Iterable[Group]) -> tuple[Link, ...]:
+    """The links that blocks cross between tiers, where no link of the run is named for it. Raises ConfigError."""
+    links: dict[str, Link] = {}
+    for group in groups:
+        config = group.config.kvbm
+        if not config.has_tiers:
+            continue
+        for spec in group.workers:
+            if spec.host_lanes is None:
+                name = f"{CPU}:{spec.name}"
+                links[name] = Link(name=name, bytes_per_s=config.cpu_gb_per_s * GB, discipline=FIFO, duplex=True)
+            if config.has_disk:
+                name = _disk_name(config, spec)
+                _add(links, Link(name=name, bytes_per_s=_disk_gb_per_s(config) * GB, discipline=FAIR, duplex=False))
+            if config.remote:
+                rate = config.remote_gb_per_s * GB
+                _add(links, Link(name=REMOTE, bytes_per_s=rate, discipline=FAIR, duplex=False))
+    return tuple(links.values())
+
+
+def _add(links: dict[str, Link], link: Link) -> None:
+    known = links.setdefault(link.name, link)
+    if known != link:
+        raise ConfigError(
+            f"kvbm: groups of workers share {link.name}, and say {known.bytes_per_s / GB:g} and "
+            f"{link.bytes_per_s / GB:g} GB/s; give them one"
+        )
+
+
+def tiered(groups: tuple[Group, ...]) -> tuple[Group, ...]:
+    """The groups whose workers know what lies below their devices. Raises ConfigError."""
+    _check_shared(groups)
+    return tuple(_with_tiers(group) if group.config.kvbm.has_tiers else group for group in groups)
+
+
+def cascade_warnings(groups: Iterable[Group]) -> list[str]:
+    """What is odd about the sizes of tiers."""
+    found = []
+    for group in groups:
+        if group.config.kvbm.has_tiers:
+            specs = [level.spec for level in _levels(group, group.workers[0])]
+            warnings = check_cascade(specs, group.settings.blocks)
+            found += [f"workers.{group.config.name}.kvbm: {warning}" for warning in warnings]
+    return found
+
+
+def _with_tiers(group: Group) -> Group:
+    config = group.config.kvbm
+    where = f"workers.{group.config.name}.kvbm"
+    plugins = _plugins(config)
+    settings = KvSettings(sketch=lambda: Sketch(1), min_lfu_count=config.min_lfu_count, decay_s=config.decay_s)
+    try:
+        batches = BatchRules(
+            max_blocks=config.max_batch_blocks,
+            min_blocks=config.min_batch_blocks,
+            flush_s=config.flush_s,
+            at_once=config.batches_at_once,
+        )
+        check_cascade([level.spec for level in _levels(group, group.workers[0])])
+        for level in _levels(group, group.workers[0]):
+            build_offload(level.offload, settings, plugins)
+            build_eviction(level.eviction, settings, plugins)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    if config.onboard == "deadline" and config.onboard_deadline_s is None:
+        raise ConfigError(f"{where}.onboard = deadline needs {where}.onboard_deadline_s")
+
+    def with_tiers(spec: WorkerSpec) -> WorkerSpec:
+        plan = TierPlan(
+            levels=_levels(group, spec),
+            rule=Rule(config.onboard, config.onboard_deadline_s),
+            batches=batches,
+            min_lfu_count=config.min_lfu_count,
+            decay_s=config.decay_s,
+            plugins=plugins,
+        )
+        return replace(spec, tiers=plan)
+
+    return replace(group, workers=tuple(with_tiers(spec) for spec in group.workers))
+
+
+def _levels(group: Group, spec: WorkerSpec) -> tuple[LevelPlan, ...]:
+    config = group.config.kvbm
+    size = config.block_bytes if config.block_bytes is not None else block_bytes_of(group.config)
+    per_token = size / group.settings.block_size
+    up: Lanes = spec.host_lanes if spec.host_lanes is not None else ((f"{CPU}:{spec.name}{RX}",),)
+    down = tuple(tuple(_other_way(lane) for lane in reversed(lanes)) for lanes in up)
+    found = []
+    first = True
+
+    def level(
+        tier: Tier, spec: TierSpec, name: str, lanes: Lanes, hops: tuple[Lanes, ...], key: str | None
+    ) -> LevelPlan:
+        return LevelPlan(
+            spec=spec,
+            offload=getattr(config, f"{name}_offload"),
+            trigger=getattr(config, f"{name}_trigger"),
+            eviction=getattr(config, f"{name}_eviction"),
+            when_full=config.when_full,
+            down=lanes if not first or tier is Tier.G2_HOST else _joined(down, lanes),
+            hops=hops,
+            shared_key=key,
+        )
+
+    sized: dict[str, Any] = {"block_bytes": size}
+    host_bytes = _bytes(config.cpu_cache_gb, config.cpu_cache_tokens, per_token)
+    if host_bytes is not None:
+        host = TierSpec(
+            tier=Tier.G2_HOST,
+            capacity_bytes=host_bytes,
+            latency_s=config.cpu_latency_s,
+            bytes_per_s=config.cpu_gb_per_s * GB,
+            **sized,
+        )
+        found.append(level(Tier.G2_HOST, host, "cpu", down, (up,), None))
+        first = False
+    disk_bytes = _bytes(config.disk_cache_gb, config.disk_cache_tokens, per_token)
+    if disk_bytes is not None:
+        disk = TierSpec(
+            tier=Tier.G3_DISK,
+            capacity_bytes=disk_bytes,
+            latency_s=config.disk_latency_s,
+            bytes_per_s=_disk_gb_per_s(config) * GB,
+            is_shared=config.disk_shared,
+            **sized,
+        )
+        own: Lanes = ((_disk_name(config, spec),),)
+        hops = (own, up) if config.disk_path == "bounce" else (_joined(own, up),)
+        found.append(level(Tier.G3_DISK, disk, "disk", own, hops, "disk" if config.disk_shared else None))
+        first = False
+    if config.remote:
+        remote = TierSpec(
+            tier=Tier.G4_REMOTE,
+            capacity_bytes=None if config.remote_cache_gb is None else int(config.remote_cache_gb * GB),
+            latency_s=config.remote_latency_s,
+            bytes_per_s=config.remote_gb_per_s * GB,
+            is_shared=True,
+            **sized,
+        )
+        own = ((REMOTE,),)
+        found.append(level(Tier.G4_REMOTE, remote, "remote", own, (_joined(own, up),), "remote"))
+    return tuple(found)
+
+
+def _joined(one: Lanes, many: Lanes) -> Lanes:
+    """What the bytes of each rank cross when they cross both at once."""
+    wide, narrow = (many, one) if len(many) >= len(one) else (one, many)
+    return tuple((*narrow[rank % len(narrow)], *lanes) for rank, lanes in enumerate(wide))
+
+
+def _other_way(lane: str) -> str:
+    if lane.endswith(RX):
+        return lane.removesuffix(RX) + TX
+    return lane.removesuffix(TX) + RX if lane.endswith(TX) else lane
+
+
+def _bytes(gb: float | None, tokens: int | None, per_token: float) -> int | None:
+    if gb is not None:
+        return int(gb * GB)
+    return None if tokens is None else int(tokens * per_token)
+
+
+def _disk_gb_per_s(config: KvbmConfig) -> float:
+    if config.disk_gb_per_s is not None:
+        return config.disk_gb_per_s
+    return SHARED_DISK_GB_PER_S if config.disk_shared else DISK_GB_PER_S
+
+
+def _disk_name(config: KvbmConfig, spec: WorkerSpec) -> str:
+    return DISK if config.disk_shared else f"{DISK}:{spec.name}"
+
+
+def _check_shared(groups: tuple[Group, ...]) -> None:
+    """A tier that groups share holds blocks of one size and one model, or its content means nothing to them."""
+    for name in ("disk_shared", "remote"):
+        sharing = [group for group in groups if getattr(group.config.kvbm, name)]
+        kinds = {(g.config.model, g.config.kv, g.config.tp, g.settings.block_size) for g in sharing}
+        if len(kinds) > 1:
+            names = ", ".join(group.config.name for group in sharing)
+            raise ConfigError(
+                f"kvbm.{name}: the groups {names} differ in model, KV format, tp or block_size, so none can read what "
+                "another wrote; give them one, or a tier that is not shared"
+            )
+
+
+def _plugins(config: KvbmConfig) -> Mapping[str, Any]:
+    """The policies of other packages that the configuration names."""
+    wanted = {
+        *(f"eviction.{getattr(config, f'{tier}_eviction')}" for tier in ("cpu", "disk", "remote")),
+        *(
+            f"offload.{p.strip()}"
+            for t in ("cpu", "disk", "remote")
+            for p in getattr(config, f"{t}_offload").split("+")
+        ),
+    }
+    ours = {*(f"eviction.{name}" for name in EVICTIONS), *(f"offload.{name}" for name in OFFLOADS)}
+    if wanted <= ours:
+        return {}
+    from twin import plugins
+
+    return {name: plugins.load(_PLUGINS, name) for name in plugins.names(_PLUGINS) if name in wanted - ours}
