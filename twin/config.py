@@ -402,6 +402,34 @@ class ObserveConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicasConfig:
+    """`[replicas]`: several routers in front of the workers, each with books and an index of its own
+    (docs/replicas.md)."""
+
+    count: int = _key(1, "routers", low=1, high=1000)
+    spread: str = _key(
+        "round-robin",
+        "which router a request arrives at: in turn, drawn, or the one of its session",
+        choices=("round-robin", "random", "session"),
+    )
+    sync_delay_s: float | None = _key(
+        None,
+        "until a router hears what another one has sent out",
+        low=0,
+        absent="routers tell each other nothing, and each sees its own load only",
+    )
+    sync_jitter_s: float = _key(0.0, "further delay of such news, drawn evenly up to this", low=0)
+    sync_loss: float = _key(0.0, "share of such news that is lost", low=0, high=1)
+    sync_batch_s: float = _key(0.001, "how long news wait to go out together", low=0)
+    kv_event_lag_s: float = _key(0.0, "KV events reach router i later by i times this", low=0)
+
+    @property
+    def syncs(self) -> bool:
+        """Whether routers tell each other of their bookings."""
+        return self.count > 1 and self.sync_delay_s is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ResilienceConfig:
     """`[resilience]`: what becomes of requests whose worker is lost, and how long it takes to know."""
 
@@ -437,6 +465,7 @@ class Config:
     workers: tuple[WorkerGroup, ...] = field(default=(WorkerGroup(),))
     links: tuple[LinkConfig, ...] = field(default=())
     router: RouterConfig = field(default=RouterConfig())
+    replicas: ReplicasConfig = field(default=ReplicasConfig())
     observe: ObserveConfig = field(default=ObserveConfig())
     disaggregation: DisaggregationConfig = field(default=DisaggregationConfig())
     resilience: ResilienceConfig = field(default=ResilienceConfig())

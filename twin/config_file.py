@@ -24,6 +24,7 @@ TABLES = frozenset(
     [
         "trace",
         "router",
+        "replicas",
         "observe",
         "disaggregation",
         "resilience",

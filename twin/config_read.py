@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from policies.errors import ConfigError
+from policies.errors import CapabilityError, ConfigError
 from twin.config import (
     KIND_DEFAULTS,
     LINK_KINDS,
@@ -26,6 +26,7 @@ from twin.config import (
     LinkConfig,
     ObserveConfig,
     PathConfig,
+    ReplicasConfig,
     ResilienceConfig,
     RouterConfig,
     StartupConfig,
@@ -77,6 +78,7 @@ TABLES: Mapping[str, type] = {
     "workers.links": PathConfig,
     "links": LinkConfig,
     "router": RouterConfig,
+    "replicas": ReplicasConfig,
     "observe": ObserveConfig,
     "disaggregation": DisaggregationConfig,
     "resilience": ResilienceConfig,
@@ -165,6 +167,7 @@ class _Builder:
             workers=tuple(self._group(at) for at in range(self._groups)),
             links=tuple(self._link(at) for at in range(self._links)),
             router=RouterConfig(**self._values(RouterConfig, ("router",), "router.")),
+            replicas=ReplicasConfig(**self._values(ReplicasConfig, ("replicas",), "replicas.")),
             observe=ObserveConfig(**self._values(ObserveConfig, ("observe",), "observe.")),
             disaggregation=DisaggregationConfig(
                 **self._values(DisaggregationConfig, ("disaggregation",), "disaggregation.")
@@ -253,7 +256,7 @@ def _unknown(key: Key, given: Given) -> ConfigError:
         tables = [path for path in known if path]
         near = nearest(table, tables)
         return ConfigError(f"{given.origin}: there is no table [{table}]{near}; there are {', '.join(tables)}")
-    if name in ("trace", "workers", "links", "router", "observe", "disaggregation", "resilience", "faults"):
+    if name in ("trace", "workers", "links", "router", "replicas", "observe", "disaggregation", "resilience", "faults"):
         return ConfigError(f"{given.origin}: {name} is a table; write [{name}] and its keys below")
     elsewhere = [path for path, names in known.items() if name in names]
     near = nearest(name, known[table])
@@ -303,6 +306,12 @@ def _check_together(config: Config) -> None:
         raise ConfigError(
             f"the groups of workers have the roles {', '.join(sorted(roles))}: either all are mixed, or some are "
             "prefill and some decode"
+        )
+    if config.replicas.count > 1 and config.is_disaggregated:
+        raise CapabilityError(
+            f"{origins['replicas.count']}: replicas.count = {config.replicas.count}: routers that place prefill and "
+            "decode legs do not tell each other of their bookings in this version; leave it at 1, or let all workers "
+            "be mixed"
         )
     if config.sla is not None:
         from reports.sla import parse_sla

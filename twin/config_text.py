@@ -17,6 +17,7 @@ from twin.config import (
     LatencyConfig,
     LinkConfig,
     ObserveConfig,
+    ReplicasConfig,
     PathConfig,
     ResilienceConfig,
     RouterConfig,
@@ -100,6 +101,7 @@ def _lines(config: Config) -> Iterator[Line]:
     for link in config.links:
         yield from _table("[[links]]", f"links.{link.name}", LinkConfig, link)
     yield from _table("[router]", "router", RouterConfig, config.router)
+    yield from _table("[replicas]", "replicas", ReplicasConfig, config.replicas)
     yield from _table("[observe]", "observe", ObserveConfig, config.observe)
     yield from _table("[disaggregation]", "disaggregation", DisaggregationConfig, config.disaggregation)
     yield from _table("[resilience]", "resilience", ResilienceConfig, config.resilience)

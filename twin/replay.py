@@ -20,7 +20,7 @@ from policies.cluster.controller import Controller, Policy
 from policies.cluster.ids import RequestId, WorkerId
 from policies.cluster.journal import Header, Journal
 from policies.cluster.plain import JsonValue
-from policies.errors import ConfigError
+from policies.errors import CapabilityError, ConfigError
 from policies.router.build import Maker
 from policies.router.build import build as build_router
 from policies.router.settings import RouterSettings
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from twin.ideal import IdealCache
     from twin.mocker.handoff import HandoffPlan
     from twin.mocker.links import Network
+    from twin.mocker.routersync import SyncPlan
     from twin.topology import Topology
 
 CONFIG_TOML = "config.toml"
@@ -287,7 +288,52 @@ def build_policy(config: Config, block_size: int, *, explain: bool = False) -> P
         from twin.legs import build_legs
 
         return build_legs(config, settings, _plugins(router.mode))
+    if config.replicas.count > 1:
+        return _fleet(config, settings)
     return build_router(settings, _plugins(router.mode))
+
+
+def _fleet(config: Config, settings: RouterSettings) -> Policy:
+    """Several routers of one mode, each with its own books."""
+    from policies.router.base import Router
+    from policies.router.replicas import Fleet, ReplicaSettings
+
+    table = config.replicas
+    routers = [build_router(settings, _plugins(settings.mode)) for _ in range(table.count)]
+    ours = [router for router in routers if isinstance(router, Router)]
+    if len(ours) < len(routers):
+        raise CapabilityError(
+            f"replicas.count = {table.count}: router.mode = {settings.mode}: this plug-in cannot have replicas; "
+            "it must be a Router"
+        )
+    return Fleet(
+        ours,
+        ReplicaSettings(
+            count=table.count,
+            spread=table.spread,  # type: ignore[arg-type]
+            seed=config.seed,
+            sync=table.syncs,
+            batch_s=table.sync_batch_s,
+            kv_lag_s=table.kv_event_lag_s,
+        ),
+    )
+
+
+def _sync(config: Config) -> SyncPlan | None:
+    """How the routers of the run tell each other of their bookings."""
+    table = config.replicas
+    if not table.syncs:
+        return None
+    from twin.mocker.routersync import SyncPlan
+
+    assert table.sync_delay_s is not None
+    return SyncPlan(
+        routers=table.count,
+        delay_s=table.sync_delay_s,
+        jitter_s=table.sync_jitter_s,
+        loss=table.sync_loss,
+        seed=config.seed,
+    )
 
 
 def _plugins(mode: str) -> dict[str, Maker]:
@@ -357,7 +403,8 @@ def _world(
             report_lag_s=config.observe.report_lag_s,
             kv_event_lag_s=config.observe.kv_event_lag_s,
         ),
-        loses_events=drill is not None and drill.loses_events,
+        loses_events=(drill is not None and drill.loses_events) or config.replicas.kv_event_lag_s > 0.0,
+        sync=_sync(config),
         handoff=_handoff(config, groups, links),
         network=network,
         progress=None if progress is None else lambda ended: progress(ended, total),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from policies.cluster.bookings import BookingOp, SyncKind
 from policies.cluster.ids import Leg, RequestId, WorkerId
 
 
@@ -131,3 +132,16 @@ class RequestIndexDump(Action):
     dp_rank: int
     epoch: int
     ask: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishBooking(Action):
+    """Tell other routers (`dest`; None: all of them) what became of this one's bookings. Ends with `PeerBooking` at
+    each, in the order in which one router publishes, or is lost on the way: nobody waits for it.
+    """
+
+    origin: int
+    seq: int
+    kind: SyncKind
+    ops: tuple[BookingOp, ...] = ()
+    dest: int | None = None

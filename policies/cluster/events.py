@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from policies.cluster.blocks import BlockPath, BlockRun
+from policies.cluster.bookings import BookingOp, SyncKind
 from policies.cluster.draws import attempt_key
 from policies.cluster.ids import RequestId, Role, Tier, WorkerId
 
@@ -203,6 +204,23 @@ class WorkerLost(WorkerEvent):
     """The worker is gone, with everything that it held."""
 
     reason: str = "lost"
+
+
+# ---------------------------------------------------------------- other routers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerBooking(Event):
+    """Router `origin` tells router `dest` what became of its bookings; `seq` counts the messages of `origin`.
+
+    A `RESYNC` holds all that `origin` has open; an `ASK` wants one from `dest`.
+    """
+
+    origin: int
+    dest: int
+    seq: int
+    kind: SyncKind
+    ops: tuple[BookingOp, ...] = ()
 
 
 # ---------------------------------------------------------------- KV blocks, time

@@ -19,6 +19,7 @@ from policies.cluster.actions import (
     DrainWorker,
     Fail,
     Migrate,
+    PublishBooking,
     Reject,
     RequestIndexDump,
     RequestIndexReplay,
@@ -365,6 +366,8 @@ class Invariants:
                 self._on_order(action)
             case AddWorker():
                 pass  # a start may still be under way when the run ends
+            case PublishBooking():
+                pass  # may be lost, and nobody waits for it
             case DrainWorker():
                 if action.worker_id not in self._on or action.worker_id in self._drains:
                     raise broken(LIVE, f"{action!r}, which is not up or drains already", self._story(action.worker_id))

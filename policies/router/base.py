@@ -91,6 +91,10 @@ class Router:
     def leg_over(self, request_id: RequestId) -> None:
         """This router's leg of a request is done; the request goes on elsewhere."""
 
+    def peer_sent(self, event: RequestArrived, worker_id: WorkerId, overlap_blocks: int) -> None:
+        """Another router sent a request to a worker: it is booked as if this one had. Its end comes like any other."""
+        self._sent(event, worker_id, overlap_blocks)
+
     # ------------------------------------------------------------ for modes
 
     def _choose(self, event: RequestArrived, live: tuple[WorkerView, ...]) -> Choice | Refusal:

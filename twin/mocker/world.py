@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING
 
 from simpy.events import Event as SimEvent
 
-from policies.cluster.actions import Action, Cancel, Dispatch, DrainWorker, Fail, Migrate, Reject, SetTimer
+from policies.cluster.actions import (
+    Action,
+    Cancel,
+    Dispatch,
+    DrainWorker,
+    Fail,
+    Migrate,
+    PublishBooking,
+    Reject,
+    SetTimer,
+)
 from policies.cluster.blocks import ContentTree
 from policies.cluster.controller import Controller
 from policies.cluster.events import (
@@ -53,6 +63,7 @@ if TYPE_CHECKING:
     from twin.mocker.handoff import HandoffPlan, Handoffs
     from twin.mocker.hostlanes import HostLane
     from twin.mocker.links import Network
+    from twin.mocker.routersync import RouterSync, SyncPlan
 
 _ARRIVAL, _LATE, _TIMER, _READY = int(Order.ARRIVAL), int(Order.LATE), int(Order.TIMER), int(Order.WORKER_READY)
 
@@ -96,7 +107,7 @@ class MockWorld:
     `key_tokens` is how many tokens one hash id of the demand stands for (None: no ids). `concurrency` closes the loop:
     at most so many units (rows, or whole sessions) at once, recorded times ignored. `handoff` says how KV goes from
     prefill workers to decode workers, where there are such. `loses_events`: messages of workers get lost or are late at
-    times, so that each counts. `network` are the links of the run, with the clock that the world is to have.
+    times, so that each counts. `sync` says how routers tell each other of their bookings. `network` are the links of the run, with the clock that the world is to have.
     """
 
     def __init__(
@@ -113,6 +124,7 @@ class MockWorld:
         handoff: HandoffPlan | None = None,
         network: Network | None = None,
         loses_events: bool = False,
+        sync: SyncPlan | None = None,
         on_end: Callable[[OpenRequest, str], None] | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> None:
@@ -154,6 +166,11 @@ class MockWorld:
         self.stuck: Callable[[], tuple[str, list[OpenRequest]] | None] = lambda: None  # whom faults hold up for good
         self.cut_short = 0  # answers that ended where the context was full, before the trace's output length
         self.handoffs = self._carriers(handoff) if handoff is not None else None
+        self.sync: RouterSync | None = None
+        if sync is not None:
+            from twin.mocker.routersync import RouterSync
+
+            self.sync = RouterSync(self, sync)
         for spec in workers:
             self._expect(spec)
 
@@ -355,6 +372,8 @@ class MockWorld:
                 self.churn.cancel(action.request_id)
             case DrainWorker():
                 self.churn.drain(action.worker_id)
+            case PublishBooking() if self.sync is not None:
+                self.sync.send(action)
             case SetTimer():
                 self._timers[action.name] = action.due_s
                 self.call(max(action.due_s, self.clock.now), _TIMER, lambda: self._fire(action))
