@@ -248,7 +248,9 @@ class Replica:
         booking = _name(origin, op.booking)
         if op.step is BookingStep.ADD:
             _prune(peer.ended, now_s)
-            if op.booking in peer.open or op.booking in peer.ended or op.worker_id not in view.workers:
+            if op.booking in peer.open or op.booking in peer.ended:
+                return
+            if op.worker_id is None or op.worker_id not in view.workers:
                 return
             peer.open[op.booking] = op.worker_id
             arrived = RequestArrived(at_s=now_s, request_id=booking, isl=op.isl, blocks=op.blocks)

@@ -102,7 +102,9 @@ def test_the_reason_names_the_router(tmp_path: Path) -> None:
 
 
 def test_news_that_are_all_lost_are_as_no_news(tmp_path: Path) -> None:
-    seen = _run(tmp_path, THREE, "replicas.sync_delay_s=0", "replicas.sync_batch_s=0", "replicas.sync_loss=1", explain=True)
+    seen = _run(
+        tmp_path, THREE, "replicas.sync_delay_s=0", "replicas.sync_batch_s=0", "replicas.sync_loss=1", explain=True
+    )
     assert _costs(seen, 2) == [40, 20]
 
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulate import RowsDemand, engine_settings, trace_row
 
+from policies.cluster.actions import Action
 from policies.cluster.controller import Controller, Policy
 from policies.cluster.events import Event
-from policies.cluster.actions import Action
 from policies.cluster.ids import WorkerId
 from policies.cluster.invariants import Invariants
 from policies.router.kv import Kv

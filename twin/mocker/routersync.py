@@ -23,7 +23,8 @@ _LATE = int(Order.LATE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncPlan:
-    """How news travel between `routers`: `delay_s` and up to `jitter_s` more, drawn; `loss` of all messages are lost."""
+    """How news travel between so many `routers`: they take `delay_s`, and up to `jitter_s` more (drawn); `loss` is the
+    share of messages that are lost."""
 
     routers: int
     delay_s: float

@@ -107,7 +107,8 @@ class MockWorld:
     `key_tokens` is how many tokens one hash id of the demand stands for (None: no ids). `concurrency` closes the loop:
     at most so many units (rows, or whole sessions) at once, recorded times ignored. `handoff` says how KV goes from
     prefill workers to decode workers, where there are such. `loses_events`: messages of workers get lost or are late at
-    times, so that each counts. `sync` says how routers tell each other of their bookings. `network` are the links of the run, with the clock that the world is to have.
+    times, so that each counts. `sync` says how routers tell each other of their bookings. `network` are the links of
+    the run, with the clock that the world is to have.
     """
 
     def __init__(
