@@ -439,6 +439,8 @@ class ResilienceConfig:
     )
     detection_delay_s: float = _key(0.0, "until a broken connection is known", low=0)
     lease_ttl_s: float = _key(10.0, "until a worker without a heart-beat is known to be gone (detect = lease)", low=0)
+    grace_s: float = _key(5.0, "how long a worker that leaves still serves routers that have not heard", low=0)
+    drain_timeout_s: float = _key(900.0, "how long it may then take to finish what it has", low=0)
     response_inactivity_s: float = _key(60.0, "until a worker that answers nothing is taken for lost", above=0)
 
 

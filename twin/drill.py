@@ -9,7 +9,7 @@ import json
 import types
 import typing
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from policies.cluster.controller import Controller, JournalSink, Policy
 from policies.cluster.events import Event
 from policies.cluster.invariants import Invariants
 from policies.errors import ConfigError
+from policies.resilience.drain import DrainRules
 from policies.resilience.migration import Migration, MigrationSettings
 from reports.report import Report
 from twin.config import Config
@@ -87,6 +88,7 @@ class Drill:
         self._faults = Faults(
             world, self.scenario, seed=self._config.seed, detection=detection, network=world.network, **more
         )
+        world.churn.rules = DrainRules(grace_s=resilience.grace_s, timeout_s=resilience.drain_timeout_s)
         self._faults.start()
 
     def check_rows(self, requests: int | None) -> None:
@@ -113,6 +115,7 @@ class Drill:
             "scenario": self.scenario.path.name,
             "timeline": [entry.plain() for entry in faults.timeline],
             "migration": self._migration.counters(),
+            "migration_s": asdict(self._migration.took),
             "never_applied": never,
             "expect": [
                 {"expected": expectation.text, "value": value, "met": met}

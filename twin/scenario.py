@@ -56,7 +56,8 @@ KINDS: Mapping[str, _Kind] = {
     "worker_hang": _Kind((*_TARGET, *_HOW_LONG, "detection_delay_ms")),
     "partition": _Kind((*_TARGET, "between", *_HOW_LONG, *_DETECTED)),
     "worker_slow": _Kind((*_TARGET, *_HOW_LONG, "factor"), ("factor",)),
-    "drain": _Kind((*_TARGET, *_HOW_LONG, "timeout_ms")),
+    "drain": _Kind((*_TARGET, *_HOW_LONG, "grace_ms", "timeout_ms", "known_after_ms")),
+    "undrain": _Kind(_TARGET),
     "event_loss": _Kind((*_TARGET, *_HOW_LONG, "rate"), ("rate",)),
     "event_delay": _Kind((*_TARGET, *_HOW_LONG, "ms"), ("ms",)),
     "report_stale": _Kind((*_TARGET, *_HOW_LONG)),
@@ -112,7 +113,9 @@ class Fault:
     between: tuple[tuple[str, ...], tuple[str, ...]] | None = None
     detect: str = "disconnect"
     detection_delay_s: float | None = None
+    grace_s: float | None = None
     timeout_s: float | None = None
+    known_after_s: float = 0.0
     factor: float = 1.0
     rate: float | None = None
     delay_s: float = 0.0
@@ -295,7 +298,9 @@ def _fault(table: _Table, index: int, names: tuple[str, ...] | None) -> Fault:
         between=table.two_sets("between"),
         detect=table.text("detect", DETECTIONS) or ("lease" if kind == "partition" else "disconnect"),
         detection_delay_s=table.seconds("detection_delay_ms"),
+        grace_s=table.seconds("grace_ms"),
         timeout_s=table.seconds("timeout_ms"),
+        known_after_s=table.seconds("known_after_ms") or 0.0,
         factor=_factor(table, kind),
         rate=table.number("rate", low=0, high=1),
         delay_s=table.seconds("ms", above=0) or 0.0,

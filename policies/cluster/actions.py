@@ -95,7 +95,14 @@ class AddWorker(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainWorker(Action):
-    """Let a worker finish what it has and leave. Ends with `WorkerLost`."""
+    """Let a worker finish what it has and leave. Ends with `WorkerLost`, or with `WorkerRecalled`."""
+
+    worker_id: WorkerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecallWorker(Action):
+    """Let a worker that drains stay. Ends with `WorkerRecalled`, or with `WorkerLost` where it is too late."""
 
     worker_id: WorkerId
 

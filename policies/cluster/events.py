@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from policies.cluster.blocks import BlockPath, BlockRun
 from policies.cluster.bookings import BookingOp, SyncKind
 from policies.cluster.draws import attempt_key
-from policies.cluster.ids import RequestId, Role, Tier, WorkerId
+from policies.cluster.ids import LossCause, RequestId, Role, Tier, Trait, WorkerId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class RequestArrived(RequestEvent):
 
     `isl` is the prompt length in tokens. `blocks` is the content of its complete prompt blocks in the router's block
     size, None when nothing is known of the content (it then shares nothing). `max_tokens` is the client's budget.
-    `worker_hint` is a worker that the client asked for by id.
+    `worker_hint` is a worker that the client asked for by id. `traits` are what its answer must keep.
     """
 
     isl: int
@@ -54,6 +54,7 @@ class RequestArrived(RequestEvent):
     session_id: str | None = None
     lora: str | None = None
     worker_hint: WorkerId | None = None
+    traits: tuple[Trait, ...] = ()
 
     @property
     def draw_id(self) -> str:
@@ -90,6 +91,7 @@ class RequestInterrupted(RequestEvent):
     worker_id: WorkerId
     emitted_tokens: int
     reason: str
+    cause: LossCause = LossCause.DISCONNECTED
     kept_on: WorkerId | None = None
 
 
@@ -197,6 +199,11 @@ class WorkerReported(WorkerEvent):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerDraining(WorkerEvent):
     """The worker takes no new work and will leave when its open requests have ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRecalled(WorkerEvent):
+    """A worker that was draining stays, as what it was: it takes new work again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

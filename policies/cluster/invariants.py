@@ -20,6 +20,7 @@ from policies.cluster.actions import (
     Fail,
     Migrate,
     PublishBooking,
+    RecallWorker,
     Reject,
     RequestIndexDump,
     RequestIndexReplay,
@@ -42,6 +43,7 @@ from policies.cluster.events import (
     WorkerDraining,
     WorkerEvent,
     WorkerLost,
+    WorkerRecalled,
     WorkerReported,
     WorkerUp,
 )
@@ -87,9 +89,9 @@ ANSWERED = Rule(
     "Every action ends in exactly one terminal event.",
     "Dispatch: end or interruption of the request, or loss of the worker; Reject: RequestRejected, or RequestFailed "
     "when the request had been sent before; Migrate: RequestMigrated; Fail: RequestFailed; Cancel: end of the request; "
-    "DrainWorker: WorkerLost; SetTimer: TimerFired or a later SetTimer of that name; RequestIndexReplay and "
-    "RequestIndexDump: one IndexReplay, IndexDump or IndexRecoveryFailed of the same number, or loss of the worker "
-    "(one may still be under way when the run ends)",
+    "DrainWorker: WorkerLost or WorkerRecalled; RecallWorker: either of these; SetTimer: TimerFired or a later SetTimer "
+    "of that name; RequestIndexReplay and RequestIndexDump: one IndexReplay, IndexDump or IndexRecoveryFailed of the "
+    "same number, or loss of the worker (one may still be under way when the run ends)",
 )
 SOURCE = Rule(
     "I8",
@@ -161,6 +163,7 @@ class Invariants:
         self._fails: set[RequestId] = set()
         self._attempts: dict[RequestId, int] = {}  # open requests that were sent again
         self._drains: set[WorkerId] = set()
+        self._recalls: set[WorkerId] = set()
         self._timers: dict[str, float] = {}
         self._asks: dict[WorkerId, set[tuple[int, int, int]]] = {}  # requests to tell blocks: rank, epoch, number
         self._past: deque[tuple[Event, tuple[Action, ...]]] = deque(maxlen=_STORY_PAIRS)
@@ -322,6 +325,12 @@ class Invariants:
                     self._serves[worker_id] = frozenset(event.loras)
             case WorkerDraining():
                 self._draining.add(worker_id)
+            case WorkerRecalled():
+                if worker_id not in self._draining:
+                    raise broken(LIVE, f"{event!r}, which does not drain", self._story(worker_id))
+                self._draining.discard(worker_id)
+                self._drains.discard(worker_id)
+                self._recalls.discard(worker_id)
             case WorkerLost():
                 self._drop(worker_id)
             case IndexAnswer():
@@ -337,6 +346,7 @@ class Invariants:
         """A worker is gone: its dispatches have ended, its requests have not."""
         self._draining.discard(worker_id)
         self._drains.discard(worker_id)
+        self._recalls.discard(worker_id)
         self._epochs.pop(worker_id, None)
         self._serves.pop(worker_id, None)
         self._asks.pop(worker_id, None)
@@ -372,6 +382,10 @@ class Invariants:
                 if action.worker_id not in self._on or action.worker_id in self._drains:
                     raise broken(LIVE, f"{action!r}, which is not up or drains already", self._story(action.worker_id))
                 self._drains.add(action.worker_id)
+            case RecallWorker():
+                if action.worker_id not in self._draining:
+                    raise broken(LIVE, f"{action!r}, which does not drain", self._story(action.worker_id))
+                self._recalls.add(action.worker_id)
             case SetTimer():
                 self._timers[action.name] = action.due_s
             case RequestIndexReplay() | RequestIndexDump():

@@ -21,6 +21,7 @@ from policies.cluster.events import (
     RequestMigrated,
     WorkerDraining,
     WorkerLost,
+    WorkerRecalled,
     WorkerReported,
     WorkerUp,
 )
@@ -191,6 +192,12 @@ class Cluster(ClusterView):
             if worker is None:
                 raise InvariantError(f"{event!r}: no such worker; it was lost before, or never came up")
             _set_draining(worker, True)
+            self._live = None
+        elif isinstance(event, WorkerRecalled):
+            worker = self._workers.get(event.worker_id)
+            if worker is None:
+                raise InvariantError(f"{event!r}: no such worker; it was lost before, or never came up")
+            _set_draining(worker, False)
             self._live = None
         elif isinstance(event, WorkerLost):
             self._workers.pop(event.worker_id, None)

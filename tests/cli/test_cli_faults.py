@@ -164,7 +164,7 @@ def test_partitions_beside_workers_that_come_and_go(mode: str, twin: Twin, tmp_p
 def test_who_finds_no_worker_is_told_when_one_is_due(kind: str, twin: Twin, tmp_path: Path) -> None:
     """An arrival is rejected, as a live cluster answers 503; a request that has been promised an answer fails."""
     scenario, trace, run = tmp_path / "s.toml", tmp_path / "t.csv", tmp_path / "run"
-    more = {"drain": ", timeout_ms = 0", "partition": ", detection_delay_ms = 0"}.get(kind, "")
+    more = {"drain": ", grace_ms = 0, timeout_ms = 0", "partition": ", detection_delay_ms = 0"}.get(kind, "")
     scenario.write_text(
         f'migration_limit = 1\nfaults = [{{at_ms = 100, kind = "{kind}", worker = "pool-0", until_ms = 900{more}}}]\n',
         encoding="utf-8",

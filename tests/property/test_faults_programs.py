@@ -27,6 +27,7 @@ from policies.cluster.events import Event, RequestFinished, RequestMigrated, Wor
 from policies.cluster.ids import RequestId, WorkerId
 from policies.cluster.invariants import Invariants
 from policies.cluster.state import ClusterView
+from policies.resilience.drain import DrainRules
 from policies.resilience.migration import Migration, MigrationSettings
 from policies.router.build import build
 from twin.engine.settings import EngineSettings
@@ -73,7 +74,9 @@ class Blow:
             case "restore" if worker.down:
                 churn.restore(worker_id)
             case "drain" if not busy_with_itself:
-                churn.drain(worker_id, self.delay_ms / 1e3 if self.delay_ms else None)
+                churn.drain(worker_id, self._drain_rules, known_after_s=self.delay_ms / 1e3)
+            case "drain" if worker_id in churn.draining:  # a second signal, or a recall
+                churn.recall(worker_id) if self.delay_ms == 10.0 else churn.drain(worker_id)
             case "hang" if not busy_with_itself:
                 churn.hang(worker)
                 world.call(self.later_s(20 + self.delay_ms), Order.FAULT, lambda: _go_on(world, worker_id))
@@ -85,6 +88,11 @@ class Blow:
                 churn.pace(worker, Slowed(world.specs[worker_id].latency, 2.5))
             case "usual" if not worker.down:
                 churn.pace(worker, world.specs[worker_id].latency)
+
+    @property
+    def _drain_rules(self) -> DrainRules:
+        """None, or the second time with a grace and a bound."""
+        return DrainRules(grace_s=self.delay_ms / 2e3, timeout_s=self.delay_ms / 1e3 if self.delay_ms else None)
 
     def _cut_off(self, world: MockWorld, worker: MockWorker) -> None:
         """For 20, 30 or 65 ms, or for good; the cluster takes it for lost after 35 ms."""

@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from policies.cluster.draws import draw
-from policies.cluster.ids import RequestId, WorkerId
+from policies.cluster.ids import LossCause, RequestId, WorkerId
 from policies.errors import CapabilityError, ConfigError
+from policies.resilience.drain import DrainRules
 from twin.engine.ticks import instant
 from twin.mocker.churn import Loss
 from twin.mocker.clock import Order
@@ -267,6 +268,10 @@ class Faults:
         if kind == "worker_down" and starts:
             return fault.worker == self._names[worker.worker_id]  # on its way up: only if it is meant by name
         stays = kind not in ("drain", "worker_hang", "partition")
+        if kind == "undrain":
+            return worker.worker_id in self._world.churn.draining and not worker.down
+        if kind == "drain" and worker.worker_id in self._world.churn.draining:
+            return fault.worker == self._names[worker.worker_id]  # a second signal is meant for one by name
         churn, lone = self._world.churn, self._world.partitions.is_cut_off(worker.worker_id)
         if not stays and (worker.hung or lone or worker.worker_id in churn.draining):
             return False
@@ -319,7 +324,8 @@ class Faults:
 
         def give_up() -> None:
             if worker.hung and not worker.down:
-                churn.lose(worker.worker_id, f"no answer for {delay_s:g} s", 0.0, entry.loss)
+                why = f"no answer for {delay_s:g} s"
+                churn.lose(worker.worker_id, why, 0.0, entry.loss, LossCause.RESPONSE_TIMEOUT)
 
         def over() -> None:
             if worker.down:
@@ -389,9 +395,18 @@ class Faults:
         self._until(occurrence, entry, lambda: None if worker.down else world.churn.pace(worker, usual))
 
     def _drain(self, fault: Fault, occurrence: Occurrence, entry: Entry, worker: MockWorker) -> None:
+        churn, usual = self._world.churn, self._world.churn.rules
         self._expect(occurrence, worker, self._world.specs[worker.worker_id].startup_s)
-        self._world.churn.drain(worker.worker_id, fault.timeout_s, entry.loss)
+        rules = DrainRules(
+            grace_s=usual.grace_s if fault.grace_s is None else fault.grace_s,
+            timeout_s=usual.timeout_s if fault.timeout_s is None else fault.timeout_s,
+        )
+        churn.drain(worker.worker_id, rules, entry.loss, fault.known_after_s)
         self._return_when_gone(occurrence, entry, worker)
+
+    def _undrain(self, fault: Fault, occurrence: Occurrence, entry: Entry, worker: MockWorker) -> None:
+        self._world.churn.recall(worker.worker_id)
+        entry.over_s = self._world.clock.now
 
     def _return_when_gone(self, occurrence: Occurrence, entry: Entry, worker: MockWorker) -> None:
         """A drained worker comes back at its time, or when it has left, whichever is later."""
@@ -501,6 +516,7 @@ _PERFORM: Mapping[str, _Performer] = {
     "partition": Faults._cut_off,
     "worker_slow": Faults._slow,
     "drain": Faults._drain,
+    "undrain": Faults._undrain,
     "event_loss": Faults._events,
     "event_delay": Faults._events,
     "report_stale": Faults._stale,

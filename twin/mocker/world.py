@@ -21,6 +21,7 @@ from policies.cluster.actions import (
     Fail,
     Migrate,
     PublishBooking,
+    RecallWorker,
     Reject,
     SetTimer,
 )
@@ -373,6 +374,8 @@ class MockWorld:
                 self.churn.cancel(action.request_id)
             case DrainWorker():
                 self.churn.drain(action.worker_id)
+            case RecallWorker():
+                self.churn.recall(action.worker_id)
             case PublishBooking() if self.sync is not None:
                 self.sync.send(action)
             case SetTimer():
@@ -410,7 +413,7 @@ class MockWorld:
             request.handoff = self.handoffs.begin(request)
         if self.wires.parts:
             self.wires.send(FRONTEND, action.worker_id, lambda: self._reach(request, worker, seq))
-        elif action.leg is Leg.AGG:
+        elif action.leg is Leg.AGG and not self.churn.draining:
             refusal = worker.submit(seq)
             if refusal is not None:
                 self._refuse(request, refusal)
@@ -428,6 +431,9 @@ class MockWorld:
 
     def _submit(self, request: OpenRequest, worker: MockWorker, seq: EngineSequence) -> None:
         """A leg enters its engine; the request ends where it is refused."""
+        if self.churn.draining and self.churn.refuses(worker.worker_id):
+            self.churn.turn_away(request, worker, seq)
+            return
         refusal = worker.submit(seq) if seq.leg is Leg.AGG else self._submit_leg(request, worker, seq)
         if refusal is not None:
             self._refuse(request, refusal)
