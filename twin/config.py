@@ -438,6 +438,13 @@ class ResilienceConfig:
         None, "no migration of longer requests: prompt and delivered tokens", low=1, high=LARGEST, absent="no limit"
     )
     detection_delay_s: float = _key(0.0, "until a broken connection is known", low=0)
+    canary_idle_s: float = _key(10.0, "silence of a worker before it gets a canary; 0: none are sent", low=0)
+    canary_timeout_s: float = _key(3.0, "until a worker that does not answer gets no new work", above=0)
+    breaker_failures: int = _key(5, "failures in a row that fence a worker; 0: no breakers", low=0, high=LARGEST)
+    breaker_share: float = _key(0.5, "share of failures that fences it too", above=0, high=1)
+    breaker_requests: int = _key(20, "of at least so many answers", low=1, high=LARGEST)
+    breaker_window_s: float = _key(30.0, "in the last so many seconds", above=0)
+    breaker_open_s: float = _key(10.0, "until one request may try it again", above=0)
     lease_ttl_s: float = _key(10.0, "until a worker without a heart-beat is known to be gone (detect = lease)", low=0)
     grace_s: float = _key(5.0, "how long a worker that leaves still serves routers that have not heard", low=0)
     drain_timeout_s: float = _key(900.0, "how long it may then take to finish what it has", low=0)

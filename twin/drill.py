@@ -18,10 +18,12 @@ from policies.cluster.controller import Controller, JournalSink, Policy
 from policies.cluster.events import Event
 from policies.cluster.invariants import Invariants
 from policies.errors import ConfigError
+from policies.resilience.breaker import Breaker, BreakerSettings
 from policies.resilience.drain import DrainRules
+from policies.resilience.health import Canaries, CanarySettings
 from policies.resilience.migration import Migration, MigrationSettings
 from reports.report import Report
-from twin.config import Config
+from twin.config import Config, ResilienceConfig
 from twin.mocker.faults import Detection, Faults
 from twin.mocker.world import MockWorld
 from twin.replay import FAULTS_JSON
@@ -43,6 +45,26 @@ class Watched:
             self._journal.note(event, actions)
 
 
+def guards(table: ResilienceConfig) -> tuple[Canaries | Breaker, ...]:
+    """The policies that fence workers, as they are configured."""
+    found: list[Canaries | Breaker] = []
+    if table.canary_idle_s:
+        found.append(Canaries(CanarySettings(idle_s=table.canary_idle_s, timeout_s=table.canary_timeout_s)))
+    if table.breaker_failures:
+        found.append(
+            Breaker(
+                BreakerSettings(
+                    failures=table.breaker_failures,
+                    share=table.breaker_share,
+                    requests=table.breaker_requests,
+                    window_s=table.breaker_window_s,
+                    open_s=table.breaker_open_s,
+                )
+            )
+        )
+    return tuple(found)
+
+
 class Drill:
     """One scenario for one run: `controller`, then `start`, and `finish` when the report is there."""
 
@@ -60,6 +82,13 @@ class Drill:
             )
         )
 
+        self._guards = guards(config.resilience)
+
+    @property
+    def policies(self) -> tuple[Policy, ...]:
+        """What stands beside the router, in order."""
+        return (self._migration, *self._guards)
+
     @property
     def loses_events(self) -> bool:
         """Whether messages of workers are lost or late, so that their number matters."""
@@ -69,7 +98,7 @@ class Drill:
         """The router with migration beside it, watched where the scenario wants that."""
         if self.scenario.watches_invariants:
             self._watched = Watched(journal)
-        return Controller([policy, self._migration], self._watched or journal)
+        return Controller([policy, *self.policies], self._watched or journal)
 
     def start(self, world: MockWorld) -> None:
         """Put the faults on the clock of a world that has not run yet."""
@@ -115,6 +144,7 @@ class Drill:
             "scenario": self.scenario.path.name,
             "timeline": [entry.plain() for entry in faults.timeline],
             "migration": self._migration.counters(),
+            "health": {name: n for guard in self._guards for name, n in guard.counters().items()},
             "migration_s": asdict(self._migration.took),
             "never_applied": never,
             "expect": [

@@ -58,6 +58,7 @@ KINDS: Mapping[str, _Kind] = {
     "worker_slow": _Kind((*_TARGET, *_HOW_LONG, "factor"), ("factor",)),
     "drain": _Kind((*_TARGET, *_HOW_LONG, "grace_ms", "timeout_ms", "known_after_ms")),
     "undrain": _Kind(_TARGET),
+    "engine_error": _Kind((*_TARGET, *_HOW_LONG, "rate")),
     "event_loss": _Kind((*_TARGET, *_HOW_LONG, "rate"), ("rate",)),
     "event_delay": _Kind((*_TARGET, *_HOW_LONG, "ms"), ("ms",)),
     "report_stale": _Kind((*_TARGET, *_HOW_LONG)),
@@ -67,7 +68,7 @@ KINDS: Mapping[str, _Kind] = {
     "tcp_fallback": _Kind(("for_ms", "until_ms")),
 }
 LATER = (
-    *("engine_error", "start_fail", "start_slow", "event_reorder", "event_dup"),
+    *("start_fail", "start_slow", "event_reorder", "event_dup"),
     *("index_restart", "router_restart", "frontend_restart", "discovery_down", "discovery_flap", "tier_down"),
     *("tier_corrupt", "tier_full", "metrics_blind", "clock_skew", "client_slow_reader", "load_surge"),
 )

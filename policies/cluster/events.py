@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from policies.cluster.blocks import BlockPath, BlockRun
 from policies.cluster.bookings import BookingOp, SyncKind
 from policies.cluster.draws import attempt_key
-from policies.cluster.ids import LossCause, RequestId, Role, Tier, Trait, WorkerId
+from policies.cluster.ids import FenceCause, LossCause, ProbeResult, RequestId, Role, Tier, Trait, WorkerId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,6 +211,36 @@ class WorkerLost(WorkerEvent):
     """The worker is gone, with everything that it held."""
 
     reason: str = "lost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerFenced(WorkerEvent):
+    """A worker that is up gets no new work until the cause is over; what runs there goes on."""
+
+    cause: FenceCause
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerUnfenced(WorkerEvent):
+    """That cause is over."""
+
+    cause: FenceCause
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerHeard(WorkerEvent):
+    """A worker that was to be probed has said something good, last at `last_s`."""
+
+    epoch: int
+    last_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeEnded(WorkerEvent):
+    """What a canary to a worker of that epoch brought."""
+
+    epoch: int
+    result: ProbeResult
 
 
 # ---------------------------------------------------------------- other routers

@@ -59,6 +59,21 @@ class LossCause(Enum):
     ENGINE_ERROR = "engine_error"
 
 
+class FenceCause(Enum):
+    """Why a worker that is up gets no new work for now; several may hold at once."""
+
+    CANARY = "canary"
+    BREAKER = "breaker"
+
+
+class ProbeResult(Enum):
+    """What a canary brought: an answer, a refusal for want of room (it lives), or nothing in time."""
+
+    OK = "ok"
+    OVERLOADED = "overloaded"
+    SILENT = "silent"
+
+
 class Tier(Enum):
     """Where a KV block lives, fastest first."""
 

@@ -81,8 +81,8 @@ class Migration:
     Counters: `migrations_<type>` ordered, where the type says whether the client had a token (`ongoing_request`) or not
     (`new_request`); `migrations_<type>_<outcome>`, an attempt being a `success` when it answered to the end, a
     `failure` when it was interrupted too or the request failed, or `cancelled`; `migration_refused_<code>`;
-    `migrations_sampled`, answers that are not what they would have been. `took`: from the loss to the first sign of life
-    of the next attempt.
+    `migrations_sampled`, answers that are not what they would have been. `took`: from the loss to the first sign of
+    life of the next attempt.
     """
 
     subscribes: ClassVar[frozenset[type[Event]]] = frozenset({RequestInterrupted, PrefillDone, FirstToken, *ENDS})

@@ -157,7 +157,8 @@ class Router:
             role = f"{self._role.value} " if self._role is not None else ""
             return Refusal("unknown_lora", f"no {role}worker serves adapter {event.lora!r}; there are {names}")
         kind = "" if self._role is None else f"{self._role.value} "
-        return Refusal(NO_ENDPOINTS, f"no {kind}worker takes new work")
+        fenced = sum(bool(worker.fences) for worker in view.workers.values() if self._fits(worker))
+        return Refusal(NO_ENDPOINTS, f"no {kind}worker takes new work{f', {fenced} fenced' if fenced else ''}")
 
     def _fits(self, worker: WorkerView) -> bool:
         """Whether a worker does the work that this router gives out."""

@@ -36,8 +36,11 @@ from policies.cluster.events import (
     TimerFired,
     WorkerDraining,
     WorkerEvent,
+    WorkerFenced,
     WorkerLost,
+    WorkerRecalled,
     WorkerReported,
+    WorkerUnfenced,
     WorkerUp,
 )
 from policies.cluster.ids import RequestId, WorkerId
@@ -293,7 +296,7 @@ class Fleet:
     """
 
     subscribes: ClassVar[frozenset[type[Event]]] = frozenset(
-        {WorkerUp, WorkerDraining, WorkerLost, *Replica.subscribes}
+        {WorkerUp, WorkerDraining, WorkerRecalled, WorkerFenced, WorkerUnfenced, WorkerLost, *Replica.subscribes}
     )
 
     def __init__(self, routers: Sequence[Router], settings: ReplicaSettings) -> None:

@@ -20,6 +20,8 @@ def why_not(worker: WorkerView, event: RequestArrived) -> str | None:
     """Why a worker cannot get a request, None when it can. Nothing here is ever bypassed, not by a pin either."""
     if worker.draining:
         return "draining"
+    if worker.fences:
+        return f"fenced ({', '.join(sorted(cause.value for cause in worker.fences))})"
     if isinstance(event, RequestMigrated) and worker.worker_id in event.excluded:
         return "where the request failed before"
     if not worker.up.serves(event.lora):

@@ -1,7 +1,7 @@
 """The table of drains (resilience.md §6, D1 to D7): three phases, a stale router, a recall, a second signal.
 
-The engine is the TOY, several requests at once. Three streams on W0 end at about 2, 8 and 1,000 s; it drains from 0.001 s
-on, with a grace of 5 s and 900 s to finish. Rows in between go to W1.
+The engine is the TOY, several requests at once. Three streams on W0 end at about 2, 8 and 1,000 s; it drains from
+0.001 s on, with a grace of 5 s and 900 s to finish. Rows in between go to W1.
 """
 
 from __future__ import annotations

@@ -27,7 +27,9 @@ from policies.cluster.events import Event, RequestFinished, RequestMigrated, Wor
 from policies.cluster.ids import RequestId, WorkerId
 from policies.cluster.invariants import Invariants
 from policies.cluster.state import ClusterView
+from policies.resilience.breaker import Breaker, BreakerSettings
 from policies.resilience.drain import DrainRules
+from policies.resilience.health import Canaries, CanarySettings
 from policies.resilience.migration import Migration, MigrationSettings
 from policies.router.build import build
 from twin.engine.settings import EngineSettings
@@ -46,6 +48,12 @@ from twin.perf.slowed import Slowed
 
 EXAMPLES = examples(300)
 FIXED = FixedLatency(prefill_s=0.005, prefill_s_per_token=0.001, decode_s=0.01)
+
+
+def guards() -> tuple[Canaries, Breaker]:
+    """Canaries and breakers that are quick to act."""
+    breaker = BreakerSettings(failures=2, share=0.5, requests=4, window_s=1.0, open_s=0.05)
+    return Canaries(CanarySettings(idle_s=0.03, timeout_s=0.02)), Breaker(breaker)
 
 
 @dataclass(frozen=True)
@@ -84,6 +92,9 @@ class Blow:
                 self._cut_off(world, worker)
             case "part" if world.handoffs is not None:
                 self._part(world, worker_id)
+            case "errors":
+                failing = churn.failing.setdefault(worker_id, {})
+                failing["blow"] = lambda request: request.row.row % 2 == 0
             case "slow" if not worker.down:
                 churn.pace(worker, Slowed(world.specs[worker_id].latency, 2.5))
             case "usual" if not worker.down:
@@ -123,7 +134,7 @@ def _go_on(world: MockWorld, worker_id: WorkerId) -> None:
         worker.resume()
 
 
-KINDS = ["cancel", "cancel", "kill", "restore", "restore", "drain", "hang", "slow", "usual"]
+KINDS = ["cancel", "cancel", "kill", "restore", "restore", "drain", "hang", "slow", "usual", "errors"]
 KINDS += ["cut", "cut", "island", "part"]
 
 
@@ -196,13 +207,15 @@ def perform(
     workers: int = 3,
     limit: int = 2,
     lag_s: float = 0.0,
+    guarded: bool = False,
 ) -> tuple[MemorySinks, Watched, Caches]:
     """Run a program to its end and check what must hold then."""
     router = build(router_settings(mode, block_size=engine.block_size))
     watched, sinks = Watched(), MemorySinks()
     caches = Caches()
     listens = [caches] if mode == "kv" else []
-    controller = Controller([*listens, router, Migration(MigrationSettings(limit=limit, max_seq_len=None))], watched)
+    migration = Migration(MigrationSettings(limit=limit, max_seq_len=None))
+    controller = Controller([*listens, router, migration, *(guards() if guarded else ())], watched)
     world = MockWorld(
         controller=controller,
         workers=[
@@ -251,11 +264,11 @@ def _check(rows: list[Row], sinks: MemorySinks, watched: Watched, *, cuts: bool)
 
 @pytest.mark.parametrize("mode", ["round-robin", "least-loaded", "kv"])
 @EXAMPLES
-@given(traces(), engine_options(), blows(ties=True), st.sampled_from([0.0, 0.004]))
+@given(traces(), engine_options(), blows(ties=True), st.sampled_from([0.0, 0.004]), st.booleans())
 def test_leaping_changes_nothing_under_faults_with_ties(
-    mode: str, rows: list[Row], options: dict, program: list[Blow], lag_s: float
+    mode: str, rows: list[Row], options: dict, program: list[Blow], lag_s: float, guarded: bool
 ) -> None:
-    _same(rows, program, engine_settings(**options), FIXED, mode, lag_s)
+    _same(rows, program, engine_settings(**options), FIXED, mode, lag_s, guarded=guarded)
 
 
 @EXAMPLES
@@ -284,10 +297,18 @@ def test_leaping_changes_nothing_under_faults_of_sglang(
 
 
 def _same(
-    rows: list[Row], program: list[Blow], engine: EngineSettings, latency: LatencyModel, mode: str, lag_s: float
+    rows: list[Row],
+    program: list[Blow],
+    engine: EngineSettings,
+    latency: LatencyModel,
+    mode: str,
+    lag_s: float,
+    *,
+    guarded: bool = False,
 ) -> None:
-    leaping, told, known = perform(rows, program, engine, latency, mode, lag_s=lag_s)
-    stepping, literally, known_then = perform(rows, program, replace(engine, leap=False), latency, mode, lag_s=lag_s)
+    leaping, told, known = perform(rows, program, engine, latency, mode, lag_s=lag_s, guarded=guarded)
+    steps = replace(engine, leap=False)
+    stepping, literally, known_then = perform(rows, program, steps, latency, mode, lag_s=lag_s, guarded=guarded)
     assert leaping.requests == stepping.requests
     assert leaping.decisions == stepping.decisions
     assert told.events == literally.events

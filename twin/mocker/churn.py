@@ -91,6 +91,7 @@ class Churn:
         self.due_s: dict[WorkerId, float] = {}  # workers that are known to come (back), and when
         self.when_gone: dict[WorkerId, Callable[[], None]] = {}  # called when a draining worker has left
         self.touched: dict[RequestId, list[Loss]] = {}
+        self.failing: dict[WorkerId, dict[str, Callable[[OpenRequest], bool]]] = {}  # who fails what, by cause
         self._losses: dict[WorkerId, Loss] = {}
 
     # ------------------------------------------------------------ losses and returns
@@ -245,15 +246,25 @@ class Churn:
         found = self.draining.get(worker_id)
         return found is not None and not found.drain.accepts(self._world.clock.now)
 
-    def turn_away(self, request: OpenRequest, worker: MockWorker, seq: Sequence) -> None:
-        """A leg reached a worker that takes nothing new: the request has lost nothing but time."""
+    def turns_away(self, request: OpenRequest, worker: MockWorker, seq: Sequence) -> bool:
+        """A leg reaches a worker: whether it takes nothing new, or fails what it takes. The request is interrupted
+        then, and has lost nothing but time."""
+        worker_id = worker.worker_id
+        if self.refuses(worker_id):
+            self._turn_away(request, worker, seq, "it is shutting down and takes nothing new", LossCause.SHUTDOWN)
+            return True
+        if worker_id in self.failing and any(fails(request) for fails in self.failing[worker_id].values()):
+            self._turn_away(request, worker, seq, "internal error of the engine", LossCause.ENGINE_ERROR)
+            return True
+        return False
+
+    def _turn_away(self, request: OpenRequest, worker: MockWorker, seq: Sequence, why: str, cause: LossCause) -> None:
         seq.phase = Phase.DONE
         if request.sequence is seq:
             request.sequence = None
         else:
             request.prefill = None
-        loss = self._losses.get(worker.worker_id)
-        self.interrupt(request, worker, "it is shutting down and takes nothing new", loss, LossCause.SHUTDOWN)
+        self.interrupt(request, worker, why, self._losses.get(worker.worker_id), cause)
 
     def on_freed(self, worker: MockWorker) -> None:
         """A worker has given blocks back: it leaves if it is draining and these were the last."""

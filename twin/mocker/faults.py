@@ -441,6 +441,24 @@ class Faults:
         upset.silent.add(name)
         self._until(occurrence, entry, lambda: upset.over(name))
 
+    def _errors(self, fault: Fault, occurrence: Occurrence, entry: Entry, worker: MockWorker) -> None:
+        """A worker fails a share of what reaches it; draws belong to the request and its attempt."""
+        failing, name = self._world.churn.failing, f"{fault.index}.{occurrence.n}"
+        rate = 1.0 if fault.rate is None else fault.rate
+        worker_id = worker.worker_id
+
+        def fails(request: OpenRequest) -> bool:
+            return draw(self._seed, f"engine_error {name}", request.request_id, request.migrations) < rate
+
+        failing.setdefault(worker_id, {})[name] = fails
+
+        def over() -> None:
+            failing[worker_id].pop(name, None)
+            if not failing[worker_id]:
+                del failing[worker_id]
+
+        self._until(occurrence, entry, over)
+
     def _slow_link(self, fault: Fault, occurrence: Occurrence, entry: Entry) -> str | None:
         network, link = self._network, fault.link or ALL_LINKS
         assert network is not None
@@ -517,6 +535,7 @@ _PERFORM: Mapping[str, _Performer] = {
     "worker_slow": Faults._slow,
     "drain": Faults._drain,
     "undrain": Faults._undrain,
+    "engine_error": Faults._errors,
     "event_loss": Faults._events,
     "event_delay": Faults._events,
     "report_stale": Faults._stale,

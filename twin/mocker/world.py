@@ -19,23 +19,29 @@ from policies.cluster.actions import (
     Dispatch,
     DrainWorker,
     Fail,
+    Fence,
     Migrate,
+    Probe,
     PublishBooking,
     RecallWorker,
     Reject,
     SetTimer,
+    Unfence,
 )
 from policies.cluster.blocks import ContentTree
 from policies.cluster.controller import Controller
 from policies.cluster.events import (
     Event,
     FirstToken,
+    ProbeEnded,
     RequestArrived,
     RequestCancelled,
     RequestFailed,
     RequestFinished,
     RequestRejected,
     TimerFired,
+    WorkerFenced,
+    WorkerUnfenced,
     WorkerUp,
 )
 from policies.cluster.ids import Leg, RequestId, Role, WorkerId
@@ -47,6 +53,7 @@ from twin.engine.sequence import Phase
 from twin.engine.sequence import Sequence as EngineSequence
 from twin.engine.settings import EngineSettings
 from twin.engine.ticks import instant
+from twin.mocker.canaries import Canaries
 from twin.mocker.churn import Churn
 from twin.mocker.clock import Clock, Order
 from twin.mocker.demand import Demand, Row
@@ -168,6 +175,7 @@ class MockWorld:
         self.stuck: Callable[[], tuple[str, list[OpenRequest]] | None] = lambda: None  # whom faults hold up for good
         self.cut_short = 0  # answers that ended where the context was full, before the trace's output length
         self.handoffs = self._carriers(handoff) if handoff is not None else None
+        self.canaries = Canaries(self, listens=controller.wants(ProbeEnded))
         self.sync: RouterSync | None = None
         if sync is not None:
             from twin.mocker.routersync import RouterSync
@@ -380,7 +388,14 @@ class MockWorld:
                 self.sync.send(action)
             case SetTimer():
                 self._timers[action.name] = action.due_s
-                self.call(max(action.due_s, self.clock.now), _TIMER, lambda: self._fire(action))
+                put = self.clock.watch if action.background else self.call
+                put(max(action.due_s, self.clock.now), _TIMER, lambda: self._fire(action))
+            case Fence():
+                self.post(WorkerFenced(at_s=self.clock.now, worker_id=action.worker_id, cause=action.cause))
+            case Unfence():
+                self.post(WorkerUnfenced(at_s=self.clock.now, worker_id=action.worker_id, cause=action.cause))
+            case Probe():
+                self.canaries.probe(action)
             case _:
                 raise CapabilityError(f"the simulated world cannot perform {action!r} in this version")
 
@@ -413,7 +428,7 @@ class MockWorld:
             request.handoff = self.handoffs.begin(request)
         if self.wires.parts:
             self.wires.send(FRONTEND, action.worker_id, lambda: self._reach(request, worker, seq))
-        elif action.leg is Leg.AGG and not self.churn.draining:
+        elif action.leg is Leg.AGG and not (self.churn.draining or self.churn.failing):
             refusal = worker.submit(seq)
             if refusal is not None:
                 self._refuse(request, refusal)
@@ -431,8 +446,7 @@ class MockWorld:
 
     def _submit(self, request: OpenRequest, worker: MockWorker, seq: EngineSequence) -> None:
         """A leg enters its engine; the request ends where it is refused."""
-        if self.churn.draining and self.churn.refuses(worker.worker_id):
-            self.churn.turn_away(request, worker, seq)
+        if (self.churn.draining or self.churn.failing) and self.churn.turns_away(request, worker, seq):
             return
         refusal = worker.submit(seq) if seq.leg is Leg.AGG else self._submit_leg(request, worker, seq)
         if refusal is not None:
@@ -467,6 +481,8 @@ class MockWorld:
         self.end(request.request_id, status, reason)
 
     def _fire(self, action: SetTimer) -> None:
+        if action.background and not self.clock.waiting:
+            return  # nothing else will happen: there is nothing to watch for
         if self._timers.get(action.name) == action.due_s:
             del self._timers[action.name]
             self.post(TimerFired(at_s=self.clock.now, name=action.name))
@@ -535,6 +551,8 @@ class MockWorld:
     def _hear_step(self, worker: MockWorker, outcome: Outcome) -> None:
         now_s = self.clock.now
         opened = self.open
+        if self.canaries.listens and (outcome.firsts or outcome.ended or outcome.held):
+            self.canaries.heard(worker, now_s)
         for seq in outcome.firsts:
             request = opened.get(seq.request_id)
             if request is None or (request.sequence is not seq and request.prefill is not seq):
