@@ -27,7 +27,7 @@ from twin.config import Config, ResilienceConfig
 from twin.mocker.faults import Detection, Faults
 from twin.mocker.world import MockWorld
 from twin.replay import FAULTS_JSON
-from twin.scenario import COMPARISONS, METRICS, Expectation, read_scenario
+from twin.scenario import COMPARISONS, METRICS, Expectation, read_scenario, surges
 
 _EVENT_FAULTS = ("event_loss", "event_delay")
 
@@ -83,6 +83,13 @@ class Drill:
         )
 
         self._guards = guards(config.resilience)
+        self.arrives_s = surges(self.scenario)
+        if self.arrives_s is not None and config.trace.arrivals == "closed":
+            where = next(fault.where for fault in self.scenario.faults if fault.kind == "load_surge")
+            raise ConfigError(
+                f"{where}: load_surge has no effect: arrivals are closed, a request arrives when one ends; leave it "
+                "out, or trace.concurrency"
+            )
 
     @property
     def policies(self) -> tuple[Policy, ...]:

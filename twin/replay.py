@@ -358,7 +358,7 @@ def run_name(config: Config) -> str:
     return f"{config.trace.path.name.split('.')[0]}-{digest.hexdigest()[:8]}"
 
 
-def demand_of(config: Config, trace: Trace) -> Demand:
+def demand_of(config: Config, trace: Trace, arrives_s: Callable[[float], float] | None = None) -> Demand:
     """The trace as it is to arrive: cut, re-timed, streamed."""
     cut = config.trace
     batches = transform(
@@ -371,7 +371,7 @@ def demand_of(config: Config, trace: Trace) -> Demand:
         poisson=cut.arrivals == "poisson",
         seed=config.seed,
     )
-    return Demand(batches)
+    return Demand(batches, arrives_s)
 
 
 def _world(
@@ -394,7 +394,7 @@ def _world(
     world = MockWorld(
         controller=controller,
         workers=[spec for group in groups for spec in group.workers],
-        demand=demand_of(config, trace),
+        demand=demand_of(config, trace, drill.arrives_s if drill is not None else None),
         sinks=writer,  # type: ignore[arg-type]  # its rows are typed more closely than a sink's
         router=config.router.mode,
         key_tokens=trace.info.hash_block_tokens,

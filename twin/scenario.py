@@ -8,7 +8,7 @@ before. Nothing here runs; `twin.mocker.faults` performs it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -66,11 +66,13 @@ KINDS: Mapping[str, _Kind] = {
     "link_slow": _Kind(("link", "factor", "for_ms", "until_ms"), ("link", "factor")),
     "link_down": _Kind(("link", "for_ms", "until_ms"), ("link",)),
     "tcp_fallback": _Kind(("for_ms", "until_ms")),
+    "discovery_down": _Kind(("for_ms", "until_ms")),
+    "load_surge": _Kind(("factor", "for_ms", "until_ms"), ("factor",)),
 }
 LATER = (
     *("start_fail", "start_slow", "event_reorder", "event_dup"),
-    *("index_restart", "router_restart", "frontend_restart", "discovery_down", "discovery_flap", "tier_down"),
-    *("tier_corrupt", "tier_full", "metrics_blind", "clock_skew", "client_slow_reader", "load_surge"),
+    *("index_restart", "router_restart", "frontend_restart", "discovery_flap", "tier_down"),
+    *("tier_corrupt", "tier_full", "metrics_blind", "clock_skew", "client_slow_reader"),
 )
 _TOP = (
     "version",
@@ -187,6 +189,40 @@ def occurrences(fault: Fault, seed: int) -> Iterator[Occurrence]:
         n += 1
         if not fault.recurs:
             return
+
+
+class Surges:
+    """When rows arrive that surges bring forward: the demand goes faster while one lasts, and on as usual behind it."""
+
+    def __init__(self, windows: Iterable[tuple[float, float, float]]) -> None:
+        """`windows` are (start, end, factor), in seconds of the run; they must not overlap."""
+        self._windows = sorted(windows)
+
+    def __call__(self, recorded_s: float) -> float:
+        """The time at which a row arrives that was recorded then; monotonic."""
+        ahead_s = 0.0  # how much earlier than recorded a row arrives
+        for start_s, end_s, factor in self._windows:
+            into_s = recorded_s - ahead_s - start_s
+            if into_s <= 0.0:
+                break
+            whole_s = factor * (end_s - start_s)
+            if into_s < whole_s:
+                return start_s + into_s / factor
+            ahead_s += whole_s - (end_s - start_s)
+        return recorded_s - ahead_s
+
+
+def surges(scenario: Scenario) -> Surges | None:
+    """The surges of a scenario; None where it has none. Raises ConfigError where they overlap."""
+    found = sorted((f for f in scenario.faults if f.kind == "load_surge"), key=lambda f: f.at_s or 0.0)
+    windows: list[tuple[float, float, float]] = []
+    for fault in found:
+        assert fault.at_s is not None
+        end_s = fault.until_s if fault.until_s is not None else fault.at_s + (fault.for_s or math.inf)
+        if windows and fault.at_s < windows[-1][1]:
+            raise ConfigError(f"{fault.where}: begins before the surge before it is over, at {windows[-1][1]:g} s")
+        windows.append((fault.at_s, end_s, fault.factor))
+    return Surges(windows) if windows else None
 
 
 def chosen(occurrence: Occurrence, names: list[str]) -> str:
@@ -320,6 +356,8 @@ def _factor(table: _Table, kind: str) -> float:
         return 1.0
     if kind == "worker_slow" and factor <= 1.0:
         table.refuse("factor", "must be more than 1: steps take so many times as long")
+    if kind == "load_surge" and factor <= 1.0:
+        table.refuse("factor", "must be more than 1: requests arrive so many times as fast")
     if kind == "link_slow" and not 0.0 < factor < 1.0:
         down = "; a link that carries nothing is link_down" if factor == 0.0 else ""
         table.refuse("factor", f"must be more than 0 and less than 1: the share of its bandwidth that is left{down}")
@@ -339,6 +377,8 @@ def _check(table: _Table, fault: Fault, names: tuple[str, ...] | None) -> None:
     if fault.until_s is not None and (fault.recurs or fault.at_s is None or fault.until_s <= fault.at_s):
         table.refuse("until_ms", "must be after at_ms, and goes with at_ms alone")
     _check_target(table, fault, names)
+    if fault.kind == "load_surge" and fault.recurs:
+        table.refuse("every_ms", "a surge happens once; write one for each time, with at_ms")
     if fault.kind == "client_disconnect" and (fault.row is None) is (fault.rate is None):
         table.refuse("row", "say which: row = N, or rate = a share of all requests")
 

@@ -91,6 +91,7 @@ class Churn:
         self.due_s: dict[WorkerId, float] = {}  # workers that are known to come (back), and when
         self.when_gone: dict[WorkerId, Callable[[], None]] = {}  # called when a draining worker has left
         self.touched: dict[RequestId, list[Loss]] = {}
+        self.outage: list[Callable[[], None]] | None = None  # the store is down; what is told when it is back
         self.failing: dict[WorkerId, dict[str, Callable[[OpenRequest], bool]]] = {}  # who fails what, by cause
         self._losses: dict[WorkerId, Loss] = {}
 
@@ -164,8 +165,11 @@ class Churn:
 
     def restore(self, worker_id: WorkerId) -> None:
         """A worker that is down comes back, empty, under a new epoch; whoever took it for alive learns better first.
-        One that cannot reach the cluster is there when it can.
+        One that cannot reach the cluster, or register, is there when it can.
         """
+        if self.outage is not None:
+            self.outage.append(lambda: self.restore(worker_id))
+            return
         self._world.wires.send(worker_id, FRONTEND, lambda: self._restore(worker_id))
 
     def _restore(self, worker_id: WorkerId) -> None:
@@ -226,6 +230,9 @@ class Churn:
 
     def _deregister(self, worker_id: WorkerId, drain: Drain) -> None:
         """The cluster hears that a worker is leaving, unless it has gone or stays."""
+        if self.outage is not None:
+            self.outage.append(lambda: self._deregister(worker_id, drain))
+            return
         found = self.draining.get(worker_id)
         if found is not None and found.drain is drain:
             self._world.post(WorkerDraining(at_s=self._world.clock.now, worker_id=worker_id))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from policies.cluster.draws import draw
 from policies.cluster.ids import LossCause, RequestId, WorkerId
 from policies.errors import CapabilityError, ConfigError
+from policies.resilience.discovery import Leases
 from policies.resilience.drain import DrainRules
 from twin.engine.ticks import instant
 from twin.mocker.churn import Loss
@@ -79,6 +80,7 @@ class Faults:
         self._seed = scenario.seed if scenario.seed is not None else seed
         self._detection = detection
         self._network = network
+        self._leases: Leases[WorkerId] = Leases(detection.lease_s)
         self._ids = worker_ids(scenario, world.specs)
         self._names = {worker_id: name for name, worker_id in self._ids.items()}
         self._pending = 0  # events of ours on the clock
@@ -236,6 +238,11 @@ class Faults:
         """Do it; returns why not where there is nothing to do it to."""
         if fault.kind == "client_disconnect":
             return self._disconnect(fault, entry)
+        if fault.kind == "load_surge":
+            self._until(occurrence, entry, lambda: None)
+            return None  # the demand has it already
+        if fault.kind == "discovery_down":
+            return self._store_down(fault, occurrence, entry)
         if fault.link is not None or fault.kind == "tcp_fallback":
             return self._slow_link(fault, occurrence, entry)
         if fault.between is not None:
@@ -282,9 +289,50 @@ class Faults:
         if worker.worker_id in self._world.starts:
             self._world.starts.break_off(worker.worker_id)
         else:
-            self._world.churn.lose(worker.worker_id, "disconnected", self._delay_s(fault), entry.loss)
+            by_lease = fault.detection_delay_s is None and fault.detect == "lease"
+            delay_s = None if by_lease else self._delay_s(fault)
+            self._world.churn.lose(worker.worker_id, "disconnected", delay_s, entry.loss)
+            if by_lease:
+                self._until_lease_ends(worker, lambda: self._world.churn.detect(worker, "its lease ended"))
         if occurrence.until_s is not None:
             self._call(occurrence.until_s, lambda: self._start(entry, worker))
+
+    def _until_lease_ends(self, worker: MockWorker, then: Callable[[], None]) -> None:
+        """A worker is not heard of from now on: something happens when its lease ends, which it does not while the
+        store of leases is down."""
+        leases, worker_id = self._leases, worker.worker_id
+        leases.beat(worker_id, self._world.clock.now)
+
+        def judge() -> None:
+            if self._world.workers[worker_id] is not worker or worker.fenced:
+                return  # somebody else is there, or it is known already
+            ends_s = leases.ends_s(worker_id)
+            if ends_s is None:
+                assert self._world.churn.outage is not None
+                self._world.churn.outage.append(judge)
+            elif instant(ends_s) > self._world.clock.now:
+                self._call(ends_s, judge)
+            else:
+                then()
+
+        judge()
+
+    def _store_down(self, fault: Fault, occurrence: Occurrence, entry: Entry) -> str | None:
+        """The store of leases is down: nobody is removed, and nobody is added."""
+        churn = self._world.churn
+        if churn.outage is not None:
+            return "the store is down already"
+        churn.outage = []
+        self._leases.store_down()
+
+        def back() -> None:
+            waiting, churn.outage = churn.outage or [], None
+            self._leases.store_up(self._world.clock.now)
+            for what in waiting:
+                what()
+
+        self._until(occurrence, entry, back)
+        return None
 
     def _delay_s(self, fault: Fault) -> float | None:
         if fault.detection_delay_s is not None:
@@ -341,14 +389,17 @@ class Faults:
     def _cut_off(self, fault: Fault, occurrence: Occurrence, entry: Entry, worker: MockWorker) -> None:
         """Nothing reaches it and nothing comes from it; it works on. Who does not hear of it takes it for lost."""
         world, name = self._world, f"{fault.index}.{occurrence.n}"
-        delay_s = self._delay_s(fault)
+        delay_s, since_s = self._delay_s(fault), world.clock.now
         world.partitions.cut_off(name, worker)
 
         def give_up() -> None:
             if name in world.wires.parts and not worker.down:
-                world.churn.take_for_lost(worker, f"cut off, and not heard of for {delay_s:g} s", entry.loss)
+                silent_s = world.clock.now - since_s
+                world.churn.take_for_lost(worker, f"cut off, and not heard of for {silent_s:g} s", entry.loss)
 
-        if delay_s is not None:
+        if fault.detection_delay_s is None and fault.detect == "lease":
+            self._until_lease_ends(worker, give_up)
+        elif delay_s is not None:
             self._call(world.clock.now + delay_s, give_up)
         self._expect(occurrence, worker)
         self._until_steps_end(occurrence, entry, lambda: world.partitions.reconnect(name, worker.worker_id))
