@@ -135,6 +135,16 @@ class Drill:
                     f"{fault.where}: row = {fault.row}: the run has {requests} requests, rows 0 to {requests - 1}"
                 )
 
+    def warnings(self) -> list[str]:
+        """What of the scenario relies on a setting that is off."""
+        table = self._config.resilience
+        if table.migration_limit or not any(fault.kind == "drain" for fault in self.scenario.faults):
+            return []
+        return [
+            "drains: what is left at the end of its time fails, as does what routers send after the grace, for "
+            "migration is off (resilience.migration_limit = 0)"
+        ]
+
     def without_effect(self) -> list[str]:
         """Faults that can change nothing in this run, one line each."""
         return self._faults.without_effect() if self._faults is not None else []

@@ -169,7 +169,12 @@ def _replay(
         try:
             with held_back():
                 idle = drill.without_effect() if drill is not None else []
-                report = _report(config, folder, trace, groups, policy, sla, world, idle, onlookers)
+                alarms = drill.warnings() if drill is not None else []
+                if world.handoffs is not None:
+                    from twin.legs import lease_warnings
+
+                    alarms += lease_warnings(config, groups, world.handoffs)
+                report = _report(config, folder, trace, groups, policy, sla, world, idle, onlookers, alarms)
             _pages(folder, report, html=html, perfetto=perfetto, complete=complete)
         except KeyboardInterrupt:
             complete = False
@@ -463,9 +468,10 @@ def _report(
     world: MockWorld,
     idle_faults: Sequence[str],
     onlookers: _Onlookers,
+    alarms: Sequence[str],
 ) -> Report:
     ideal, hindsight = onlookers.ideal, onlookers.hindsight
-    no_effect, warnings = [*idle_faults], []
+    no_effect, warnings = [*idle_faults], [*alarms]
     if config.trace.hash_block_tokens is not None and not world.keyed:
         no_effect.append("trace.hash_block_tokens has no effect: the trace has no hash ids")
     if world.prioritised:

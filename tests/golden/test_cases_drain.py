@@ -131,3 +131,10 @@ def test_d7_with_every_worker_draining_an_arrival_is_rejected(tmp_path: Path) ->
     run = _run(tmp_path, faults, rows=[(0, 1000), (0, 1000), (500, 5)])
     assert run.requests("status") == ["completed", "completed", "rejected"]
     assert run.requests("reason")[2].startswith("no_endpoints: no worker takes new work")
+
+
+@pytest.mark.parametrize("limit", [0, 1])
+def test_m10_a_drain_that_relies_on_migration_is_pointed_out_where_it_is_off(limit: int, tmp_path: Path) -> None:
+    run = _run(tmp_path, [_drain()], rows=[(0, 5), (0, 5)], limit=limit)
+    found = [text for text in run.report.meta.warnings if text.startswith("drains: ")]
+    assert len(found) == (limit == 0)

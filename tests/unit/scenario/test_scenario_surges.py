@@ -87,7 +87,12 @@ def test_a_run_under_a_surge_has_its_arrivals(tmp_path: Path) -> None:
 def test_a_surge_of_a_closed_loop_is_refused(tmp_path: Path) -> None:
     fault = {"at_ms": 1000, "kind": "load_surge", "factor": 4, "for_ms": 1000}
     with pytest.raises(ConfigError, match=r"faults\[0\]: load_surge has no effect: arrivals are closed"):
-        toy(_trace(tmp_path, [0, 1]), tmp_path / "run", f"faults.path={_scenario(tmp_path, fault)}", "trace.concurrency=1")
+        toy(
+            _trace(tmp_path, [0, 1]),
+            tmp_path / "run",
+            f"faults.path={_scenario(tmp_path, fault)}",
+            "trace.concurrency=1",
+        )
 
 
 # ---------------------------------------------------------------- leases
