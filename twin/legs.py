@@ -118,7 +118,23 @@ def _mover(
         for dest in decode
     }
     topology, network = links or _links_of(config, (*prefill, *decode), clock)
-    return LinkMover(network, topology, layouts, setup_s=table.setup_s, bytes_per_token=table.kv_bytes_per_token)
+    return LinkMover(
+        network,
+        topology,
+        layouts,
+        setup_s=table.setup_s,
+        bytes_per_token=table.kv_bytes_per_token,
+        each_rank=_links_may_slow(config),
+    )
+
+
+def _links_may_slow(config: Config) -> bool:
+    """Whether a scenario of this run slows links, or takes them down."""
+    if config.faults.path is None:
+        return False
+    from twin.scenario import read_scenario
+
+    return any(fault.link is not None for fault in read_scenario(config.faults.path).faults)
 
 
 def _links_of(config: Config, groups: Sequence[Group], clock: Clock) -> tuple[Topology, Network]:
