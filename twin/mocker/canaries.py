@@ -23,11 +23,10 @@ _LATE = int(Order.LATE)
 
 
 class Canaries:
-    """Of one world. `listens`: somebody wants to know who answers, so what workers say is noted."""
+    """Of one world, which says whenever a worker has said something, if anybody wants to know."""
 
-    def __init__(self, world: MockWorld, *, listens: bool) -> None:
+    def __init__(self, world: MockWorld) -> None:
         self._world = world
-        self.listens = listens
         self._heard_s: dict[WorkerId, float] = {}
 
     def heard(self, worker: MockWorker, at_s: float) -> None:

@@ -175,7 +175,8 @@ class MockWorld:
         self.stuck: Callable[[], tuple[str, list[OpenRequest]] | None] = lambda: None  # whom faults hold up for good
         self.cut_short = 0  # answers that ended where the context was full, before the trace's output length
         self.handoffs = self._carriers(handoff) if handoff is not None else None
-        self.canaries = Canaries(self, listens=controller.wants(ProbeEnded))
+        self.canaries = Canaries(self)
+        self._hear = self._note_step if controller.wants(ProbeEnded) else self._hear_step
         self.sync: RouterSync | None = None
         if sync is not None:
             from twin.mocker.routersync import RouterSync
@@ -540,19 +541,23 @@ class MockWorld:
         if pool.stored or pool.removed:
             self.news.post_blocks(worker)
         if self.wires.parts:
-            self.news.hear(worker, lambda: self._hear_step(worker, outcome))
+            self.news.hear(worker, lambda: self._hear(worker, outcome))
         elif outcome.firsts or outcome.ended:
-            self._hear_step(worker, outcome)
+            self._hear(worker, outcome)
         if self.handoffs is not None:
             self.handoffs.on_step(worker, outcome)
         if self.churn.draining:
             self.churn.on_freed(worker)
 
+    def _note_step(self, worker: MockWorker, outcome: Outcome) -> None:
+        """The same where somebody wants to know who was heard of when."""
+        if outcome.firsts or outcome.ended or outcome.held:
+            self.canaries.heard(worker, self.clock.now)
+        self._hear_step(worker, outcome)
+
     def _hear_step(self, worker: MockWorker, outcome: Outcome) -> None:
         now_s = self.clock.now
         opened = self.open
-        if self.canaries.listens and (outcome.firsts or outcome.ended or outcome.held):
-            self.canaries.heard(worker, now_s)
         for seq in outcome.firsts:
             request = opened.get(seq.request_id)
             if request is None or (request.sequence is not seq and request.prefill is not seq):
