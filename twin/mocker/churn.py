@@ -21,8 +21,6 @@ from policies.cluster.events import (
     WorkerRecalled,
 )
 from policies.cluster.ids import Leg, LossCause, RequestId, WorkerId
-from policies.resilience.carry import carry
-from policies.resilience.drain import Drain, DrainRules
 from twin.engine.sequence import Phase, Sequence
 from twin.engine.ticks import before, instant
 from twin.mocker.clock import Order
@@ -32,6 +30,7 @@ from twin.mocker.worker import MockWorker
 from twin.perf.protocol import LatencyModel
 
 if TYPE_CHECKING:
+    from policies.resilience.drain import Drain, DrainRules
     from twin.mocker.world import MockWorld
 
 _FAULT = int(Order.FAULT)
@@ -83,7 +82,7 @@ class Churn:
 
     def __init__(self, world: MockWorld) -> None:
         self._world = world
-        self.rules = DrainRules(grace_s=0.0, timeout_s=None)  # of drains that do not say otherwise
+        self.rules: DrainRules | None = None  # of drains that do not say otherwise; None: no grace and no bound
         self.draining: dict[WorkerId, Draining] = {}
         self.upsets: dict[WorkerId, Upset] = {}
         self.on_arrival: list[Callable[[int, RequestId], None]] = []  # called with each row that arrives
@@ -209,13 +208,15 @@ class Churn:
 
         One that is leaving already stops now: that is what a second signal means.
         """
+        from policies.resilience import drain as drains
+
         world, now_s = self._world, self._world.clock.now
         if worker_id in self.draining:
             self.draining[worker_id].drain.hurry(now_s)
             self.check_drained()
             return
-        usual = Drain.of(rules or self.rules, now_s)
-        drain = Drain(instant(usual.grace_ends_s), None if usual.cut_s is None else instant(usual.cut_s))
+        usual = drains.Drain.of(rules or self.rules or drains.DrainRules(grace_s=0.0, timeout_s=None), now_s)
+        drain = drains.Drain(instant(usual.grace_ends_s), None if usual.cut_s is None else instant(usual.cut_s))
         self.draining[worker_id] = Draining(world.workers[worker_id], drain)
         if loss is not None:
             self._losses[worker_id] = loss
@@ -332,6 +333,8 @@ class Churn:
 
     def migrate(self, action: Migrate) -> None:
         """Send an interrupted request again, what the client has already as part of the prompt."""
+        from policies.resilience.carry import carry
+
         world = self._world
         request = world.open[action.request_id]
         request.migrations += 1

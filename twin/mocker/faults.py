@@ -446,7 +446,8 @@ class Faults:
         self._until(occurrence, entry, lambda: None if worker.down else world.churn.pace(worker, usual))
 
     def _drain(self, fault: Fault, occurrence: Occurrence, entry: Entry, worker: MockWorker) -> None:
-        churn, usual = self._world.churn, self._world.churn.rules
+        churn = self._world.churn
+        usual = churn.rules or DrainRules(grace_s=0.0, timeout_s=None)
         self._expect(occurrence, worker, self._world.specs[worker.worker_id].startup_s)
         rules = DrainRules(
             grace_s=usual.grace_s if fault.grace_s is None else fault.grace_s,

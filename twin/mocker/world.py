@@ -53,7 +53,6 @@ from twin.engine.sequence import Phase
 from twin.engine.sequence import Sequence as EngineSequence
 from twin.engine.settings import EngineSettings
 from twin.engine.ticks import instant
-from twin.mocker.canaries import Canaries
 from twin.mocker.churn import Churn
 from twin.mocker.clock import Clock, Order
 from twin.mocker.demand import Demand, Row
@@ -68,6 +67,7 @@ from twin.perf.cargo import WEIGHTS
 from twin.perf.protocol import LatencyModel
 
 if TYPE_CHECKING:
+    from twin.mocker.canaries import Canaries
     from twin.mocker.handoff import HandoffPlan, Handoffs
     from twin.mocker.hostlanes import HostLane
     from twin.mocker.links import Network
@@ -175,8 +175,13 @@ class MockWorld:
         self.stuck: Callable[[], tuple[str, list[OpenRequest]] | None] = lambda: None  # whom faults hold up for good
         self.cut_short = 0  # answers that ended where the context was full, before the trace's output length
         self.handoffs = self._carriers(handoff) if handoff is not None else None
-        self.canaries = Canaries(self)
-        self._hear = self._note_step if controller.wants(ProbeEnded) else self._hear_step
+        self.canaries: Canaries | None = None
+        self._hear = self._hear_step
+        if controller.wants(ProbeEnded):
+            from twin.mocker.canaries import Canaries
+
+            self.canaries = Canaries(self)
+            self._hear = self._note_step
         self.sync: RouterSync | None = None
         if sync is not None:
             from twin.mocker.routersync import RouterSync
@@ -395,7 +400,7 @@ class MockWorld:
                 self.post(WorkerFenced(at_s=self.clock.now, worker_id=action.worker_id, cause=action.cause))
             case Unfence():
                 self.post(WorkerUnfenced(at_s=self.clock.now, worker_id=action.worker_id, cause=action.cause))
-            case Probe():
+            case Probe() if self.canaries is not None:
                 self.canaries.probe(action)
             case _:
                 raise CapabilityError(f"the simulated world cannot perform {action!r} in this version")
@@ -551,7 +556,7 @@ class MockWorld:
 
     def _note_step(self, worker: MockWorker, outcome: Outcome) -> None:
         """The same where somebody wants to know who was heard of when."""
-        if outcome.firsts or outcome.ended or outcome.held:
+        if self.canaries is not None and (outcome.firsts or outcome.ended or outcome.held):
             self.canaries.heard(worker, self.clock.now)
         self._hear_step(worker, outcome)
 
