@@ -591,6 +591,34 @@ class ObserveConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicasConfig:
+    """`[replicas]`: several routers in front of the workers, each with books and an index of its own
+    (docs/replicas.md)."""
+
+    count: int = _key(1, "routers", low=1, high=1000)
+    spread: str = _key(
+        "round-robin",
+        "which router a request arrives at: in turn, drawn, or the one of its session",
+        choices=("round-robin", "random", "session"),
+    )
+    sync_delay_s: float | None = _key(
+        None,
+        "until a router hears what another one has sent out",
+        low=0,
+        absent="routers tell each other nothing, and each sees its own load only",
+    )
+    sync_jitter_s: float = _key(0.0, "further delay of such news, drawn evenly up to this", low=0)
+    sync_loss: float = _key(0.0, "share of such news that is lost", low=0, high=1)
+    sync_batch_s: float = _key(0.001, "how long news wait to go out together", low=0)
+    kv_event_lag_s: float = _key(0.0, "KV events reach router i later by i times this", low=0)
+
+    @property
+    def syncs(self) -> bool:
+        """Whether routers tell each other of their bookings."""
+        return self.count > 1 and self.sync_delay_s is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ResilienceConfig:
     """`[resilience]`: what becomes of requests whose worker is lost, and how long it takes to know."""
 
@@ -599,7 +627,16 @@ class ResilienceConfig:
         None, "no migration of longer requests: prompt and delivered tokens", low=1, high=LARGEST, absent="no limit"
     )
     detection_delay_s: float = _key(0.0, "until a broken connection is known", low=0)
+    canary_idle_s: float = _key(10.0, "silence of a worker before it gets a canary; 0: none are sent", low=0)
+    canary_timeout_s: float = _key(3.0, "until a worker that does not answer gets no new work", above=0)
+    breaker_failures: int = _key(5, "failures in a row that fence a worker; 0: no breakers", low=0, high=LARGEST)
+    breaker_share: float = _key(0.5, "share of failures that fences it too", above=0, high=1)
+    breaker_requests: int = _key(20, "of at least so many answers", low=1, high=LARGEST)
+    breaker_window_s: float = _key(30.0, "in the last so many seconds", above=0)
+    breaker_open_s: float = _key(10.0, "until one request may try it again", above=0)
     lease_ttl_s: float = _key(10.0, "until a worker without a heart-beat is known to be gone (detect = lease)", low=0)
+    grace_s: float = _key(5.0, "how long a worker that leaves still serves routers that have not heard", low=0)
+    drain_timeout_s: float = _key(900.0, "how long it may then take to finish what it has", low=0)
     response_inactivity_s: float = _key(60.0, "until a worker that answers nothing is taken for lost", above=0)
 
 
@@ -627,6 +664,7 @@ class Config:
     links: tuple[LinkConfig, ...] = field(default=())
     router: RouterConfig = field(default=RouterConfig())
     classes: tuple[ClassConfig, ...] = field(default=())
+    replicas: ReplicasConfig = field(default=ReplicasConfig())
     observe: ObserveConfig = field(default=ObserveConfig())
     disaggregation: DisaggregationConfig = field(default=DisaggregationConfig())
     resilience: ResilienceConfig = field(default=ResilienceConfig())

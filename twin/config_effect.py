@@ -17,6 +17,7 @@ from twin.config import (
     KvbmConfig,
     LatencyConfig,
     QueueConfig,
+    ReplicasConfig,
     ResilienceConfig,
     RouterConfig,
     StartupConfig,
@@ -50,6 +51,7 @@ SGLANG_HAS_OTHERS = {
     "exclusive_prefill": "with sglang prompts and decodes never share a step anyway",
 }
 HOST_KEYS = ("host_offload", "host_load_gb_per_s", "host_load_overlap", "host_block_bytes")
+_SYNC_KEYS = ("sync_delay_s", "sync_jitter_s", "sync_loss", "sync_batch_s")
 PURE_TIME_MODELS = ("fixed", "polynomial")
 
 
@@ -67,6 +69,7 @@ def without_effect(config: Config) -> Iterator[tuple[str, str]]:
             yield f"workers.{group.name}.engine.max_loras", f"compat {config.compat} knows no adapters"
     yield from _links(config)
     yield from _router(config)
+    yield from _replicas(config)
     yield from _observe(config)
     yield from _disaggregation(config)
     yield from _resilience(config)
@@ -326,6 +329,20 @@ def _taints(config: Config) -> Iterator[tuple[str, str]]:
             yield "router.device_ratio", f"mode {router.mode} does not read it"
         elif len({group.on_cpu for group in config.workers}) == 1:
             yield "router.device_ratio", "all workers are of one kind; see workers.on_cpu"
+
+
+def _replicas(config: Config) -> Iterator[tuple[str, str]]:
+    table, mode = config.replicas, config.router.mode
+    changed = set(_changed(table, [entry.name for entry in keys_of(ReplicasConfig)]))
+    why: dict[str, str] = {}
+    if mode in MODES and mode != "kv":
+        why = dict.fromkeys(_SYNC_KEYS, f"mode {mode} keeps no books of what other routers have sent")
+        why["kv_event_lag_s"] = f"mode {mode} does not listen to KV events"
+    if table.sync_delay_s is None:
+        why |= dict.fromkeys(_SYNC_KEYS[1:], "sync_delay_s is not given, so routers tell each other nothing")
+    if table.count == 1:
+        why = dict.fromkeys(changed, "there is one router (replicas.count = 1)")
+    yield from ((f"replicas.{name}", reason) for name, reason in why.items() if name in changed)
 
 
 def _disaggregation(config: Config) -> Iterator[tuple[str, str]]:

@@ -27,6 +27,7 @@ TABLES = frozenset(
         "router.queue",
         "router.busy",
         "router.affinity",
+        "replicas",
         "observe",
         "disaggregation",
         "resilience",

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from policies.errors import ConfigError
+from policies.errors import CapabilityError, ConfigError
 from twin.config import (
     KIND_DEFAULTS,
     LINK_KINDS,
@@ -31,6 +31,7 @@ from twin.config import (
     ObserveConfig,
     PathConfig,
     QueueConfig,
+    ReplicasConfig,
     ResilienceConfig,
     RouterConfig,
     StartupConfig,
@@ -87,6 +88,7 @@ TABLES: Mapping[str, type] = {
     "classes": ClassConfig,
     "router.busy": BusyConfig,
     "router.affinity": AffinityConfig,
+    "replicas": ReplicasConfig,
     "observe": ObserveConfig,
     "disaggregation": DisaggregationConfig,
     "resilience": ResilienceConfig,
@@ -180,6 +182,7 @@ class _Builder:
             links=tuple(LinkConfig(**self._one("links", at, LinkConfig)) for at in range(self._named["links"])),
             router=self._router(),
             classes=tuple(ClassConfig(**self._one("classes", at, ClassConfig)) for at in range(self._named["classes"])),
+            replicas=ReplicasConfig(**self._values(ReplicasConfig, ("replicas",), "replicas.")),
             observe=ObserveConfig(**self._values(ObserveConfig, ("observe",), "observe.")),
             disaggregation=DisaggregationConfig(
                 **self._values(DisaggregationConfig, ("disaggregation",), "disaggregation.")
@@ -331,6 +334,12 @@ def _check_together(config: Config) -> None:
         raise ConfigError(
             f"the groups of workers have the roles {', '.join(sorted(roles))}: either all are mixed, or some are "
             "prefill and some decode"
+        )
+    if config.replicas.count > 1 and config.is_disaggregated:
+        raise CapabilityError(
+            f"{origins['replicas.count']}: replicas.count = {config.replicas.count}: routers that place prefill and "
+            "decode legs do not tell each other of their bookings in this version; leave it at 1, or let all workers "
+            "be mixed"
         )
     if config.sla is not None:
         from reports.sla import parse_sla

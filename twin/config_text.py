@@ -23,6 +23,7 @@ from twin.config import (
     ObserveConfig,
     PathConfig,
     QueueConfig,
+    ReplicasConfig,
     ResilienceConfig,
     RouterConfig,
     StartupConfig,
@@ -112,6 +113,7 @@ def _lines(config: Config) -> Iterator[Line]:
     yield from _table("[router.affinity]", "router.affinity", AffinityConfig, router.affinity)
     for one in config.classes:
         yield from _table("[[classes]]", f"classes.{one.name}", ClassConfig, one)
+    yield from _table("[replicas]", "replicas", ReplicasConfig, config.replicas)
     yield from _table("[observe]", "observe", ObserveConfig, config.observe)
     yield from _table("[disaggregation]", "disaggregation", DisaggregationConfig, config.disaggregation)
     yield from _table("[resilience]", "resilience", ResilienceConfig, config.resilience)

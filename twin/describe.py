@@ -13,7 +13,7 @@ from reports.report import GroupMeta, LatencyMeta, PowerMeta, RunMeta, StartMeta
 from reports.routing import prompt_counters
 from traces.load import Trace
 from twin.cluster import PEER, Group, power_of, startup_of
-from twin.config import Config, KvbmConfig, RouterConfig, WorkerGroup
+from twin.config import Config, KvbmConfig, ReplicasConfig, RouterConfig, WorkerGroup
 from twin.config_text import to_plain
 from twin.engine.settings import SglangSettings
 from twin.mocker.starts import Start
@@ -218,7 +218,10 @@ def router_line(config: Config) -> str:
     if router.mode == "kv":
         text += f" · overlap credit {router.overlap_score_credit:g}, prefill scale {router.prefill_load_scale:g}"
         text += f", temperature {router.router_temperature:g} · KV events {config.observe.kv_event_lag_s:g} s late"
-    return " · ".join([text, *_around(router)])
+    around = list(_around(router))
+    if config.replicas.count > 1:
+        around.append(replicas_line(config.replicas))
+    return " · ".join([text, *around])
 
 
 def _around(router: RouterConfig) -> Iterator[str]:
@@ -243,6 +246,17 @@ def _around(router: RouterConfig) -> Iterator[str]:
 
 def _either(limits: Mapping[str, float | None]) -> str:
     return " or ".join(f"{limit:g} {what}" for what, limit in limits.items() if limit is not None)
+
+
+def replicas_line(table: ReplicasConfig) -> str:
+    """How many routers there are and what they know of each other."""
+    text = f"{table.count} routers, arrivals {table.spread}, "
+    if table.sync_delay_s is None:
+        return text + "each sees its own load only"
+    text += f"in sync after {table.sync_delay_s + table.sync_batch_s:g} s"
+    if table.sync_jitter_s:
+        text += f" to {table.sync_delay_s + table.sync_batch_s + table.sync_jitter_s:g} s"
+    return text + (f", {table.sync_loss:.1%} of news lost" if table.sync_loss else "")
 
 
 def _on(flag: bool) -> str:

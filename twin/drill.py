@@ -9,7 +9,7 @@ import json
 import types
 import typing
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,16 @@ from policies.cluster.controller import Controller, JournalSink, Policy
 from policies.cluster.events import Event
 from policies.cluster.invariants import Invariants
 from policies.errors import ConfigError
+from policies.resilience.breaker import Breaker, BreakerSettings
+from policies.resilience.drain import DrainRules
+from policies.resilience.health import Canaries, CanarySettings
 from policies.resilience.migration import Migration, MigrationSettings
 from reports.report import Report
-from twin.config import Config
+from twin.config import Config, ResilienceConfig
 from twin.mocker.faults import Detection, Faults
 from twin.mocker.world import MockWorld
 from twin.replay import FAULTS_JSON
-from twin.scenario import COMPARISONS, METRICS, Expectation, read_scenario
+from twin.scenario import COMPARISONS, METRICS, Expectation, read_scenario, surges
 
 _EVENT_FAULTS = ("event_loss", "event_delay")
 
@@ -40,6 +43,26 @@ class Watched:
         self.invariants.observe(event, actions)
         if self._journal is not None:
             self._journal.note(event, actions)
+
+
+def guards(table: ResilienceConfig) -> tuple[Canaries | Breaker, ...]:
+    """The policies that fence workers, as they are configured."""
+    found: list[Canaries | Breaker] = []
+    if table.canary_idle_s:
+        found.append(Canaries(CanarySettings(idle_s=table.canary_idle_s, timeout_s=table.canary_timeout_s)))
+    if table.breaker_failures:
+        found.append(
+            Breaker(
+                BreakerSettings(
+                    failures=table.breaker_failures,
+                    share=table.breaker_share,
+                    requests=table.breaker_requests,
+                    window_s=table.breaker_window_s,
+                    open_s=table.breaker_open_s,
+                )
+            )
+        )
+    return tuple(found)
 
 
 class Drill:
@@ -59,6 +82,20 @@ class Drill:
             )
         )
 
+        self._guards = guards(config.resilience)
+        self.arrives_s = surges(self.scenario)
+        if self.arrives_s is not None and config.trace.arrivals == "closed":
+            where = next(fault.where for fault in self.scenario.faults if fault.kind == "load_surge")
+            raise ConfigError(
+                f"{where}: load_surge has no effect: arrivals are closed, a request arrives when one ends; leave it "
+                "out, or trace.concurrency"
+            )
+
+    @property
+    def policies(self) -> tuple[Policy, ...]:
+        """What stands beside the router, in order."""
+        return (self._migration, *self._guards)
+
     @property
     def loses_events(self) -> bool:
         """Whether messages of workers are lost or late, so that their number matters."""
@@ -68,7 +105,7 @@ class Drill:
         """The router with migration beside it, watched where the scenario wants that."""
         if self.scenario.watches_invariants:
             self._watched = Watched(journal)
-        return Controller([policy, self._migration], self._watched or journal)
+        return Controller([policy, *self.policies], self._watched or journal)
 
     def start(self, world: MockWorld) -> None:
         """Put the faults on the clock of a world that has not run yet."""
@@ -87,6 +124,7 @@ class Drill:
         self._faults = Faults(
             world, self.scenario, seed=self._config.seed, detection=detection, network=world.network, **more
         )
+        world.churn.rules = DrainRules(grace_s=resilience.grace_s, timeout_s=resilience.drain_timeout_s)
         self._faults.start()
 
     def check_rows(self, requests: int | None) -> None:
@@ -96,6 +134,16 @@ class Drill:
                 raise ConfigError(
                     f"{fault.where}: row = {fault.row}: the run has {requests} requests, rows 0 to {requests - 1}"
                 )
+
+    def warnings(self) -> list[str]:
+        """What of the scenario relies on a setting that is off."""
+        table = self._config.resilience
+        if table.migration_limit or not any(fault.kind == "drain" for fault in self.scenario.faults):
+            return []
+        return [
+            "drains: what is left at the end of its time fails, as does what routers send after the grace, for "
+            "migration is off (resilience.migration_limit = 0)"
+        ]
 
     def without_effect(self) -> list[str]:
         """Faults that can change nothing in this run, one line each."""
@@ -113,6 +161,8 @@ class Drill:
             "scenario": self.scenario.path.name,
             "timeline": [entry.plain() for entry in faults.timeline],
             "migration": self._migration.counters(),
+            "health": {name: n for guard in self._guards for name, n in guard.counters().items()},
+            "migration_s": asdict(self._migration.took),
             "never_applied": never,
             "expect": [
                 {"expected": expectation.text, "value": value, "met": met}

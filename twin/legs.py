@@ -18,7 +18,7 @@ from policies.router.settings import RouterSettings
 from twin.cluster import PEER, Group
 from twin.config import Config
 from twin.mocker.clock import Clock
-from twin.mocker.handoff import HandoffPlan, HandoffRules, Mover, PrivateMover
+from twin.mocker.handoff import HandoffPlan, HandoffRules, Handoffs, Mover, PrivateMover
 from twin.mocker.links import Network
 from twin.perf.decode_only import DecodeOnlyLatency
 from twin.perf.kv_layout import kv_cache, plan_layout
@@ -119,7 +119,23 @@ def _mover(
         for dest in decode
     }
     topology, network = links or _links_of(config, (*prefill, *decode), clock)
-    return LinkMover(network, topology, layouts, setup_s=table.setup_s, bytes_per_token=table.kv_bytes_per_token)
+    return LinkMover(
+        network,
+        topology,
+        layouts,
+        setup_s=table.setup_s,
+        bytes_per_token=table.kv_bytes_per_token,
+        each_rank=_links_may_slow(config),
+    )
+
+
+def _links_may_slow(config: Config) -> bool:
+    """Whether a scenario of this run slows links, or takes them down."""
+    if config.faults.path is None:
+        return False
+    from twin.scenario import read_scenario
+
+    return any(fault.link is not None for fault in read_scenario(config.faults.path).faults)
 
 
 def _links_of(config: Config, groups: Sequence[Group], clock: Clock) -> tuple[Topology, Network]:
@@ -153,3 +169,34 @@ def build_legs(config: Config, settings: RouterSettings, plugins: dict[str, Make
             decode_busy_share=table.decode_busy_share,
         ),
     )
+
+
+def lease_warnings(config: Config, groups: Sequence[Group], handoffs: Handoffs) -> list[str]:
+    """Leases of KV that are too short for what they are to outlast: the wait for room, and the transfer."""
+    lease_s = handoffs.rules.lease_s
+    if lease_s is None:
+        return []
+    warnings = []
+    prefill, decode = legs_of(config, groups)
+    alone_s = max(
+        handoffs.alone_s(source.workers[0].worker_id, dest.workers[0].worker_id, _longest_prompt_tokens(dest))
+        for source in prefill
+        for dest in decode
+    )
+    if alone_s > lease_s:
+        warnings.append(
+            f"disaggregation.lease_s = {lease_s:g} is shorter than the transfer of the longest prompt, {alone_s:.3g} s "
+            "alone on its links: let it be longer than that and the longest wait for room together"
+        )
+    if handoffs.leases_expired:
+        warnings.append(
+            f"leases that ended before anybody had fetched the KV, or said so (disaggregation.lease_s = {lease_s:g}): "
+            f"{handoffs.leases_expired:,}; what was not fetched was computed again"
+        )
+    return warnings
+
+
+def _longest_prompt_tokens(group: Group) -> int:
+    limit = group.settings.max_model_len
+    longest = group.settings.longest_prompt_tokens
+    return longest if limit is None else min(limit, longest)

@@ -20,7 +20,7 @@ from policies.cluster.controller import Controller, Policy
 from policies.cluster.ids import RequestId, WorkerId
 from policies.cluster.journal import Header, Journal
 from policies.cluster.plain import JsonValue
-from policies.errors import ConfigError
+from policies.errors import CapabilityError, ConfigError
 from policies.router.build import Maker
 from policies.router.build import build as build_router
 from reports.build import build_report
@@ -44,11 +44,13 @@ from twin.mocker.world import MockWorld, Observation
 from twin.routing import router_settings
 
 if TYPE_CHECKING:
+    from policies.router.settings import RouterSettings
     from twin.drill import Drill
     from twin.hindsight import Hindsight
     from twin.ideal import IdealCache
     from twin.mocker.handoff import HandoffPlan
     from twin.mocker.links import Network
+    from twin.mocker.routersync import SyncPlan
     from twin.perf.links import Link
     from twin.topology import Topology
 
@@ -175,7 +177,12 @@ def _replay(
         try:
             with held_back():
                 idle = drill.without_effect() if drill is not None else []
-                report = _report(config, folder, trace, groups, policy, sla, world, idle, onlookers)
+                alarms = drill.warnings() if drill is not None else []
+                if world.handoffs is not None:
+                    from twin.legs import lease_warnings
+
+                    alarms += lease_warnings(config, groups, world.handoffs)
+                report = _report(config, folder, trace, groups, policy, sla, world, idle, onlookers, alarms)
             _pages(folder, report, html=html, perfetto=perfetto, complete=complete)
         except KeyboardInterrupt:
             complete = False
@@ -292,7 +299,52 @@ def build_policy(config: Config, block_size: int, *, explain: bool = False) -> P
         from twin.legs import build_legs
 
         return build_legs(config, settings, _plugins(mode))
+    if config.replicas.count > 1:
+        return _fleet(config, settings)
     return build_router(settings, _plugins(mode))
+
+
+def _fleet(config: Config, settings: RouterSettings) -> Policy:
+    """Several routers of one mode, each with its own books."""
+    from policies.router.base import Router
+    from policies.router.replicas import Fleet, ReplicaSettings
+
+    table = config.replicas
+    routers = [build_router(settings, _plugins(settings.mode)) for _ in range(table.count)]
+    ours = [router for router in routers if isinstance(router, Router)]
+    if len(ours) < len(routers):
+        raise CapabilityError(
+            f"replicas.count = {table.count}: router.mode = {settings.mode}: this plug-in cannot have replicas; "
+            "it must be a Router"
+        )
+    return Fleet(
+        ours,
+        ReplicaSettings(
+            count=table.count,
+            spread=table.spread,  # type: ignore[arg-type]
+            seed=config.seed,
+            sync=table.syncs,
+            batch_s=table.sync_batch_s,
+            kv_lag_s=table.kv_event_lag_s,
+        ),
+    )
+
+
+def _sync(config: Config) -> SyncPlan | None:
+    """How the routers of the run tell each other of their bookings."""
+    table = config.replicas
+    if not table.syncs:
+        return None
+    from twin.mocker.routersync import SyncPlan
+
+    assert table.sync_delay_s is not None
+    return SyncPlan(
+        routers=table.count,
+        delay_s=table.sync_delay_s,
+        jitter_s=table.sync_jitter_s,
+        loss=table.sync_loss,
+        seed=config.seed,
+    )
 
 
 def _plugins(mode: str) -> dict[str, Maker]:
@@ -317,7 +369,7 @@ def run_name(config: Config) -> str:
     return f"{config.trace.path.name.split('.')[0]}-{digest.hexdigest()[:8]}"
 
 
-def demand_of(config: Config, trace: Trace) -> Demand:
+def demand_of(config: Config, trace: Trace, arrives_s: Callable[[float], float] | None = None) -> Demand:
     """The trace as it is to arrive: cut, re-timed, streamed."""
     cut = config.trace
     batches = transform(
@@ -330,7 +382,7 @@ def demand_of(config: Config, trace: Trace) -> Demand:
         poisson=cut.arrivals == "poisson",
         seed=config.seed,
     )
-    return Demand(batches)
+    return Demand(batches, arrives_s)
 
 
 def _world(
@@ -354,7 +406,7 @@ def _world(
     world = MockWorld(
         controller=controller,
         workers=[spec for group in groups for spec in group.workers],
-        demand=demand_of(config, trace),
+        demand=demand_of(config, trace, drill.arrives_s if drill is not None else None),
         sinks=writer,  # type: ignore[arg-type]  # its rows are typed more closely than a sink's
         router=config.router.mode,
         key_tokens=trace.info.hash_block_tokens,
@@ -363,7 +415,8 @@ def _world(
             report_lag_s=config.observe.report_lag_s,
             kv_event_lag_s=config.observe.kv_event_lag_s,
         ),
-        loses_events=drill is not None and drill.loses_events,
+        loses_events=(drill is not None and drill.loses_events) or config.replicas.kv_event_lag_s > 0.0,
+        sync=_sync(config),
         handoff=_handoff(config, groups, links),
         network=network,
         seed=config.seed,
@@ -423,9 +476,10 @@ def _report(
     world: MockWorld,
     idle_faults: Sequence[str],
     onlookers: _Onlookers,
+    alarms: Sequence[str],
 ) -> Report:
     ideal, hindsight = onlookers.ideal, onlookers.hindsight
-    no_effect, warnings = [*idle_faults], []
+    no_effect, warnings = [*idle_faults], [*alarms]
     if config.trace.hash_block_tokens is not None and not world.keyed:
         no_effect.append("trace.hash_block_tokens has no effect: the trace has no hash ids")
     if world.prioritised and not config.router.queue.is_on:

@@ -8,7 +8,7 @@ before. Nothing here runs; `twin.mocker.faults` performs it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -58,7 +58,9 @@ KINDS: Mapping[str, _Kind] = {
     "worker_hang": _Kind((*_TARGET, *_HOW_LONG, "detection_delay_ms")),
     "partition": _Kind((*_TARGET, "between", *_HOW_LONG, *_DETECTED)),
     "worker_slow": _Kind((*_TARGET, *_HOW_LONG, "factor"), ("factor",)),
-    "drain": _Kind((*_TARGET, *_HOW_LONG, "timeout_ms")),
+    "drain": _Kind((*_TARGET, *_HOW_LONG, "grace_ms", "timeout_ms", "known_after_ms")),
+    "undrain": _Kind(_TARGET),
+    "engine_error": _Kind((*_TARGET, *_HOW_LONG, "rate")),
     "event_loss": _Kind((*_TARGET, *_HOW_LONG, "rate"), ("rate",)),
     "event_delay": _Kind((*_TARGET, *_HOW_LONG, "ms"), ("ms",)),
     "report_stale": _Kind((*_TARGET, *_HOW_LONG)),
@@ -69,11 +71,13 @@ KINDS: Mapping[str, _Kind] = {
     "tier_down": _Kind(("tier", "worker", *_HOW_LONG), ("tier",)),
     "tier_full": _Kind(("tier", "worker", *_HOW_LONG), ("tier",)),
     "tier_corrupt": _Kind(("tier", "worker", *_HOW_LONG, "rate"), ("tier", "rate")),
+    "discovery_down": _Kind(("for_ms", "until_ms")),
+    "load_surge": _Kind(("factor", "for_ms", "until_ms"), ("factor",)),
 }
 LATER = (
-    *("engine_error", "start_fail", "start_slow", "event_reorder", "event_dup"),
-    *("index_restart", "router_restart", "frontend_restart", "discovery_down", "discovery_flap"),
-    *("metrics_blind", "clock_skew", "client_slow_reader", "load_surge"),
+    *("start_fail", "start_slow", "event_reorder", "event_dup"),
+    *("index_restart", "router_restart", "frontend_restart", "discovery_flap"),
+    *("metrics_blind", "clock_skew", "client_slow_reader"),
 )
 _TOP = (
     "version",
@@ -117,7 +121,9 @@ class Fault:
     between: tuple[tuple[str, ...], tuple[str, ...]] | None = None
     detect: str = "disconnect"
     detection_delay_s: float | None = None
+    grace_s: float | None = None
     timeout_s: float | None = None
+    known_after_s: float = 0.0
     factor: float = 1.0
     rate: float | None = None
     delay_s: float = 0.0
@@ -189,6 +195,40 @@ def occurrences(fault: Fault, seed: int) -> Iterator[Occurrence]:
         n += 1
         if not fault.recurs:
             return
+
+
+class Surges:
+    """When rows arrive that surges bring forward: the demand goes faster while one lasts, and on as usual behind it."""
+
+    def __init__(self, windows: Iterable[tuple[float, float, float]]) -> None:
+        """`windows` are (start, end, factor), in seconds of the run; they must not overlap."""
+        self._windows = sorted(windows)
+
+    def __call__(self, recorded_s: float) -> float:
+        """The time at which a row arrives that was recorded then; monotonic."""
+        ahead_s = 0.0  # how much earlier than recorded a row arrives
+        for start_s, end_s, factor in self._windows:
+            into_s = recorded_s - ahead_s - start_s
+            if into_s <= 0.0:
+                break
+            whole_s = factor * (end_s - start_s)
+            if into_s < whole_s:
+                return start_s + into_s / factor
+            ahead_s += whole_s - (end_s - start_s)
+        return recorded_s - ahead_s
+
+
+def surges(scenario: Scenario) -> Surges | None:
+    """The surges of a scenario; None where it has none. Raises ConfigError where they overlap."""
+    found = sorted((f for f in scenario.faults if f.kind == "load_surge"), key=lambda f: f.at_s or 0.0)
+    windows: list[tuple[float, float, float]] = []
+    for fault in found:
+        assert fault.at_s is not None
+        end_s = fault.until_s if fault.until_s is not None else fault.at_s + (fault.for_s or math.inf)
+        if windows and fault.at_s < windows[-1][1]:
+            raise ConfigError(f"{fault.where}: begins before the surge before it is over, at {windows[-1][1]:g} s")
+        windows.append((fault.at_s, end_s, fault.factor))
+    return Surges(windows) if windows else None
 
 
 def chosen(occurrence: Occurrence, names: list[str]) -> str:
@@ -301,7 +341,9 @@ def _fault(table: _Table, index: int, names: tuple[str, ...] | None) -> Fault:
         between=table.two_sets("between"),
         detect=table.text("detect", DETECTIONS) or ("lease" if kind == "partition" else "disconnect"),
         detection_delay_s=table.seconds("detection_delay_ms"),
+        grace_s=table.seconds("grace_ms"),
         timeout_s=table.seconds("timeout_ms"),
+        known_after_s=table.seconds("known_after_ms") or 0.0,
         factor=_factor(table, kind),
         rate=table.number("rate", low=0, high=1),
         delay_s=table.seconds("ms", above=0) or 0.0,
@@ -321,6 +363,8 @@ def _factor(table: _Table, kind: str) -> float:
         return 1.0
     if kind == "worker_slow" and factor <= 1.0:
         table.refuse("factor", "must be more than 1: steps take so many times as long")
+    if kind == "load_surge" and factor <= 1.0:
+        table.refuse("factor", "must be more than 1: requests arrive so many times as fast")
     if kind == "link_slow" and not 0.0 < factor < 1.0:
         down = "; a link that carries nothing is link_down" if factor == 0.0 else ""
         table.refuse("factor", f"must be more than 0 and less than 1: the share of its bandwidth that is left{down}")
@@ -340,6 +384,8 @@ def _check(table: _Table, fault: Fault, names: tuple[str, ...] | None) -> None:
     if fault.until_s is not None and (fault.recurs or fault.at_s is None or fault.until_s <= fault.at_s):
         table.refuse("until_ms", "must be after at_ms, and goes with at_ms alone")
     _check_target(table, fault, names)
+    if fault.kind == "load_surge" and fault.recurs:
+        table.refuse("every_ms", "a surge happens once; write one for each time, with at_ms")
     if fault.kind == "client_disconnect" and (fault.row is None) is (fault.rate is None):
         table.refuse("row", "say which: row = N, or rate = a share of all requests")
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies.cluster.ids import Leg, RequestId, WorkerId
+from policies.cluster.bookings import BookingOp, SyncKind
+from policies.cluster.ids import FenceCause, Leg, RequestId, WorkerId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,17 +111,59 @@ class AddWorker(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainWorker(Action):
-    """Let a worker finish what it has and leave. Ends with `WorkerLost`."""
+    """Let a worker finish what it has and leave. Ends with `WorkerLost`, or with `WorkerRecalled`."""
+
+    worker_id: WorkerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecallWorker(Action):
+    """Let a worker that drains stay. Ends with `WorkerRecalled`, or with `WorkerLost` where it is too late."""
 
     worker_id: WorkerId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetTimer(Action):
-    """Post `TimerFired(name)` at `due_s`; a later `SetTimer` of the same name replaces it."""
+    """Post `TimerFired(name)` at `due_s`; a later `SetTimer` of the same name replaces it.
+
+    One in the `background` only watches: it does not fire any more once nothing else can happen.
+    """
 
     name: str
     due_s: float
+    background: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fence(Action):
+    """Give a worker no new work for this cause. Ends with `WorkerFenced`."""
+
+    worker_id: WorkerId
+    cause: FenceCause
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unfence(Action):
+    """This cause is over. Ends with `WorkerUnfenced`."""
+
+    worker_id: WorkerId
+    cause: FenceCause
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe(Action):
+    """Send a canary, one token past all queues and counted nowhere, to a worker that has said nothing for `idle_s`.
+
+    The prompt is one block at most, and its KV is given back at once. Ends with `ProbeEnded` within `timeout_s`; with
+    `WorkerHeard` where it has said something meanwhile, then no canary is sent, or its answer does not matter; or with
+    `WorkerLost`.
+    """
+
+    worker_id: WorkerId
+    epoch: int
+    idle_s: float
+    timeout_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,3 +190,16 @@ class RequestIndexDump(Action):
     dp_rank: int
     epoch: int
     ask: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishBooking(Action):
+    """Tell other routers (`dest`; None: all of them) what became of this one's bookings. Ends with `PeerBooking` at
+    each, in the order in which one router publishes, or is lost on the way: nobody waits for it.
+    """
+
+    origin: int
+    seq: int
+    kind: SyncKind
+    ops: tuple[BookingOp, ...] = ()
+    dest: int | None = None

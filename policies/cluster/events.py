@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from policies.cluster.blocks import BlockPath, BlockRun
+from policies.cluster.bookings import BookingOp, SyncKind
 from policies.cluster.draws import attempt_key
-from policies.cluster.ids import RequestId, Role, Tier, WorkerId
+from policies.cluster.ids import FenceCause, LossCause, ProbeResult, RequestId, Role, Tier, Trait, WorkerId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +74,7 @@ class RequestArrived(RequestEvent):
     `isl` is the prompt length in tokens. `blocks` is the content of its complete prompt blocks in the router's block
     size, None when nothing is known of the content (it then shares nothing). `max_tokens` is the client's budget.
     `priority` is how many seconds it jumps ahead in a queue. `worker_hint` is a worker that the client asked for by id.
+    `traits` are what its answer must keep.
     """
 
     isl: int
@@ -83,6 +85,7 @@ class RequestArrived(RequestEvent):
     lora: str | None = None
     worker_hint: WorkerId | None = None
     hints: Hints | None = None
+    traits: tuple[Trait, ...] = ()
 
     @property
     def draw_id(self) -> str:
@@ -119,6 +122,7 @@ class RequestInterrupted(RequestEvent):
     worker_id: WorkerId
     emitted_tokens: int
     reason: str
+    cause: LossCause = LossCause.DISCONNECTED
     kept_on: WorkerId | None = None
 
 
@@ -233,10 +237,62 @@ class WorkerDraining(WorkerEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRecalled(WorkerEvent):
+    """A worker that was draining stays, as what it was: it takes new work again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLost(WorkerEvent):
     """The worker is gone, with everything that it held."""
 
     reason: str = "lost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerFenced(WorkerEvent):
+    """A worker that is up gets no new work until the cause is over; what runs there goes on."""
+
+    cause: FenceCause
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerUnfenced(WorkerEvent):
+    """That cause is over."""
+
+    cause: FenceCause
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerHeard(WorkerEvent):
+    """A worker that was to be probed has said something good, last at `last_s`."""
+
+    epoch: int
+    last_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeEnded(WorkerEvent):
+    """What a canary to a worker of that epoch brought."""
+
+    epoch: int
+    result: ProbeResult
+
+
+# ---------------------------------------------------------------- other routers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerBooking(Event):
+    """Router `origin` tells router `dest` what became of its bookings; `seq` counts the messages of `origin`.
+
+    A `RESYNC` holds all that `origin` has open; an `ASK` wants one from `dest`.
+    """
+
+    origin: int
+    dest: int
+    seq: int
+    kind: SyncKind
+    ops: tuple[BookingOp, ...] = ()
 
 
 # ---------------------------------------------------------------- KV blocks, time

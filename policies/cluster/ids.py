@@ -31,6 +31,49 @@ class Leg(Enum):
     DECODE = "decode"
 
 
+class Trait(Enum):
+    """What a request asks of its answer that a continuation on another worker may not be able to keep."""
+
+    GUIDED = "guided"
+    """The answer must follow a grammar or schema: the state of its parser is in the worker."""
+    MANY = "n"
+    """Several answers to one prompt."""
+    LOGPROBS = "logprobs"
+    """Probabilities of tokens are returned: those of the join are not what one worker would have given."""
+    TOOLS = "tools"
+    """Tool calls are parsed out of the answer by a parser with state."""
+    SAMPLED = "sampled"
+    """Drawn without a seed: it goes on elsewhere, and is another answer than it would have been."""
+
+
+class LossCause(Enum):
+    """How a stream broke."""
+
+    CONNECT = "cannot_connect"
+    DISCONNECTED = "worker_lost"
+    CONNECT_TIMEOUT = "connection_timeout"
+    RESPONSE_TIMEOUT = "response_timeout"
+    SHUTDOWN = "engine_shutdown"
+    INCOMPLETE = "incomplete_stream"
+    OVERLOAD = "worker_overload"
+    ENGINE_ERROR = "engine_error"
+
+
+class FenceCause(Enum):
+    """Why a worker that is up gets no new work for now; several may hold at once."""
+
+    CANARY = "canary"
+    BREAKER = "breaker"
+
+
+class ProbeResult(Enum):
+    """What a canary brought: an answer, a refusal for want of room (it lives), or nothing in time."""
+
+    OK = "ok"
+    OVERLOADED = "overloaded"
+    SILENT = "silent"
+
+
 class Tier(Enum):
     """Where a KV block lives, fastest first."""
 

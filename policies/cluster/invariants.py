@@ -19,17 +19,23 @@ from policies.cluster.actions import (
     DrainWorker,
     Enqueue,
     Fail,
+    Fence,
     Migrate,
+    Probe,
+    PublishBooking,
+    RecallWorker,
     Reject,
     RequestIndexDump,
     RequestIndexReplay,
     SetTimer,
+    Unfence,
 )
 from policies.cluster.events import (
     ENDS,
     Event,
     FirstToken,
     PrefillDone,
+    ProbeEnded,
     RequestArrived,
     RequestEvent,
     RequestFailed,
@@ -41,11 +47,15 @@ from policies.cluster.events import (
     TokensEmitted,
     WorkerDraining,
     WorkerEvent,
+    WorkerFenced,
+    WorkerHeard,
     WorkerLost,
+    WorkerRecalled,
     WorkerReported,
+    WorkerUnfenced,
     WorkerUp,
 )
-from policies.cluster.ids import Leg, RequestId, WorkerId
+from policies.cluster.ids import FenceCause, Leg, RequestId, WorkerId
 from policies.cluster.kv_events import IndexAnswer
 from policies.cluster.state import ClusterView
 from policies.errors import InvariantError
@@ -73,9 +83,9 @@ CONSERVED = Rule(
 )
 LIVE = Rule(
     "I5",
-    "Work goes only to workers that are up and not draining.",
-    "every Dispatch against the workers that came up, minus those that drain or are lost; a worker that is up comes up "
-    "again only with a higher epoch, and has then lost what it had",
+    "Work goes only to workers that are up, not draining and not fenced.",
+    "every Dispatch against the workers that came up, minus those that drain, are fenced or are lost; a worker that is "
+    "up comes up again only with a higher epoch, and has then lost what it had",
 )
 IN_FLIGHT = Rule(
     "I6",
@@ -88,9 +98,10 @@ ANSWERED = Rule(
     "Dispatch: end or interruption of the request, or loss of the worker; Enqueue: a Dispatch or Reject of the "
     "request, its end or interruption; Reject: RequestRejected, or RequestFailed when the request had been sent "
     "before; Migrate: RequestMigrated; Fail: RequestFailed; Cancel: end of the request; "
-    "DrainWorker: WorkerLost; SetTimer: TimerFired or a later SetTimer of that name; RequestIndexReplay and "
-    "RequestIndexDump: one IndexReplay, IndexDump or IndexRecoveryFailed of the same number, or loss of the worker "
-    "(one may still be under way when the run ends)",
+    "DrainWorker: WorkerLost or WorkerRecalled; RecallWorker: either of these; Fence and Unfence: their event or "
+    "WorkerLost; Probe: ProbeEnded, WorkerHeard or WorkerLost; SetTimer: TimerFired or a later SetTimer of that name; "
+    "RequestIndexReplay and RequestIndexDump: one IndexReplay, IndexDump or IndexRecoveryFailed of the same number, or "
+    "loss of the worker (one may still be under way when the run ends)",
 )
 SOURCE = Rule(
     "I8",
@@ -163,7 +174,11 @@ class Invariants:
         self._fails: set[RequestId] = set()
         self._attempts: dict[RequestId, int] = {}  # open requests that were sent again
         self._drains: set[WorkerId] = set()
-        self._timers: dict[str, float] = {}
+        self._recalls: set[WorkerId] = set()
+        self._fenced: dict[WorkerId, set[FenceCause]] = {}
+        self._fencing: set[tuple[WorkerId, FenceCause, bool]] = set()  # ordered, and no event yet
+        self._probed: dict[WorkerId, int] = {}  # probes under way, by epoch
+        self._timers: dict[str, tuple[float, bool]] = {}
         self._asks: dict[WorkerId, set[tuple[int, int, int]]] = {}  # requests to tell blocks: rank, epoch, number
         self._past: deque[tuple[Event, tuple[Action, ...]]] = deque(maxlen=_STORY_PAIRS)
 
@@ -194,7 +209,8 @@ class Invariants:
             if worker.in_flight != mine:
                 raise broken(IN_FLIGHT, f"worker {worker_id} shows {worker.in_flight} in flight, {mine} are open")
         live = [worker.worker_id for worker in view.live]
-        mine_live = sorted(self._on.keys() - self._draining)
+        fenced = {worker_id for worker_id, causes in self._fenced.items() if causes}
+        mine_live = sorted(self._on.keys() - self._draining - fenced)
         if live != mine_live:
             raise broken(LIVE, f"the view offers workers {live}, up and not draining are {mine_live}")
 
@@ -211,7 +227,9 @@ class Invariants:
         )
         if waiting:
             raise broken(ANSWERED, f"no terminal event for orders about requests {waiting[:10]}")
-        overdue = sorted(name for name, due_s in self._timers.items() if due_s < self._now_s)
+        if self._fencing:
+            raise broken(ANSWERED, f"no terminal event for fences of workers {sorted({o[0] for o in self._fencing})}")
+        overdue = sorted(name for name, (due_s, watches) in self._timers.items() if due_s < self._now_s and not watches)
         if overdue:
             raise broken(ANSWERED, f"timers {overdue} were due before the end at {self._now_s} s and did not fire")
 
@@ -328,6 +346,17 @@ class Invariants:
                     self._serves[worker_id] = frozenset(event.loras)
             case WorkerDraining():
                 self._draining.add(worker_id)
+            case WorkerRecalled():
+                if worker_id not in self._draining:
+                    raise broken(LIVE, f"{event!r}, which does not drain", self._story(worker_id))
+                self._draining.discard(worker_id)
+                self._drains.discard(worker_id)
+                self._recalls.discard(worker_id)
+            case WorkerFenced() | WorkerUnfenced():
+                self._on_fence(event)
+            case ProbeEnded() | WorkerHeard():
+                if self._probed.pop(worker_id, None) is None:
+                    raise broken(ANSWERED, f"{event!r}, and nobody asked", self._story(worker_id))
             case WorkerLost():
                 self._drop(worker_id)
             case IndexAnswer():
@@ -339,10 +368,22 @@ class Invariants:
                     )
                 asks.remove(ask)
 
+    def _on_fence(self, event: WorkerFenced | WorkerUnfenced) -> None:
+        fences, fenced = self._fenced.setdefault(event.worker_id, set()), isinstance(event, WorkerFenced)
+        self._fencing.discard((event.worker_id, event.cause, fenced))
+        if fenced:
+            fences.add(event.cause)
+        else:
+            fences.discard(event.cause)
+
     def _drop(self, worker_id: WorkerId) -> None:
         """A worker is gone: its dispatches have ended, its requests have not."""
         self._draining.discard(worker_id)
         self._drains.discard(worker_id)
+        self._recalls.discard(worker_id)
+        self._fenced.pop(worker_id, None)
+        self._fencing = {order for order in self._fencing if order[0] != worker_id}
+        self._probed.pop(worker_id, None)
         self._epochs.pop(worker_id, None)
         self._serves.pop(worker_id, None)
         self._asks.pop(worker_id, None)
@@ -375,12 +416,24 @@ class Invariants:
                 self._on_order(action)
             case AddWorker():
                 pass  # a start may still be under way when the run ends
+            case PublishBooking():
+                pass  # may be lost, and nobody waits for it
             case DrainWorker():
                 if action.worker_id not in self._on or action.worker_id in self._drains:
                     raise broken(LIVE, f"{action!r}, which is not up or drains already", self._story(action.worker_id))
                 self._drains.add(action.worker_id)
+            case RecallWorker():
+                if action.worker_id not in self._draining:
+                    raise broken(LIVE, f"{action!r}, which does not drain", self._story(action.worker_id))
+                self._recalls.add(action.worker_id)
+            case Fence() | Unfence():
+                self._fencing.add((action.worker_id, action.cause, isinstance(action, Fence)))
+            case Probe():
+                if action.worker_id not in self._on or action.worker_id in self._probed:
+                    raise broken(LIVE, f"{action!r}, which is gone or asked already", self._story(action.worker_id))
+                self._probed[action.worker_id] = action.epoch
             case SetTimer():
-                self._timers[action.name] = action.due_s
+                self._timers[action.name] = (action.due_s, action.background)
             case RequestIndexReplay() | RequestIndexDump():
                 self._on_ask(action)
             case _:
@@ -427,8 +480,8 @@ class Invariants:
         self._queued.discard(request_id)
         if request_id in self._interrupted:
             raise broken(LIFE, f"{action!r}, which is interrupted", self._story(request_id))
-        if worker_id not in self._on or worker_id in self._draining:
-            state = "draining" if worker_id in self._draining else "not up"
+        if worker_id not in self._on or worker_id in self._draining or self._fenced.get(worker_id):
+            state = "draining" if worker_id in self._draining else "fenced" if worker_id in self._on else "not up"
             raise broken(LIVE, f"{action!r}, and the worker is {state}", self._story(worker_id))
         if request_id not in self._open or request_id in self._rejects:
             raise broken(LIFE, f"{action!r}, which is not open or already refused", self._story(request_id))

@@ -20,11 +20,14 @@ from policies.cluster.events import (
     RequestInterrupted,
     RequestMigrated,
     WorkerDraining,
+    WorkerFenced,
     WorkerLost,
+    WorkerRecalled,
     WorkerReported,
+    WorkerUnfenced,
     WorkerUp,
 )
-from policies.cluster.ids import Leg, RequestId, Role, WorkerId
+from policies.cluster.ids import FenceCause, Leg, RequestId, Role, WorkerId
 from policies.cluster.request import TRANSITIONS, RequestState
 from policies.errors import InvariantError
 
@@ -42,20 +45,26 @@ class _ReadOnly:
         raise AttributeError(f"{type(self).__name__}.{name} is read-only: policies act through actions")
 
 
-class WorkerView(_ReadOnly):
-    """One worker: what it registered with, our own open dispatches, and its last report (None before the first)."""
+NO_FENCES: frozenset[FenceCause] = frozenset()
 
-    __slots__ = ("draining", "in_flight", "report", "up")
+
+class WorkerView(_ReadOnly):
+    """One worker: what it registered with, our own open dispatches, why it gets no new work for now (`fences`), and its
+    last report (None before the first)."""
+
+    __slots__ = ("draining", "fences", "in_flight", "report", "up")
 
     up: WorkerUp
     in_flight: int
     draining: bool
+    fences: frozenset[FenceCause]
     report: WorkerReported | None
 
     def __init__(self, up: WorkerUp) -> None:
         _set_up(self, up)
         _set_in_flight(self, 0)
         _set_draining(self, False)
+        _set_fences(self, NO_FENCES)
         _set_report(self, None)
 
     @property
@@ -70,6 +79,7 @@ class WorkerView(_ReadOnly):
 _set_up = _setter(WorkerView, "up")
 _set_in_flight = _setter(WorkerView, "in_flight")
 _set_draining = _setter(WorkerView, "draining")
+_set_fences = _setter(WorkerView, "fences")
 _set_report = _setter(WorkerView, "report")
 
 
@@ -141,7 +151,7 @@ class ClusterView:
         """Workers that take new work, sorted by id."""
         live = self._live
         if live is None:
-            live = tuple(w for _, w in sorted(self._workers.items()) if not w.draining)
+            live = tuple(w for _, w in sorted(self._workers.items()) if not w.draining and not w.fences)
             self._live = live
             self._live_by_role.clear()
             self._serving.clear()
@@ -192,6 +202,19 @@ class Cluster(ClusterView):
                 raise InvariantError(f"{event!r}: no such worker; it was lost before, or never came up")
             _set_draining(worker, True)
             self._live = None
+        elif isinstance(event, WorkerRecalled):
+            worker = self._workers.get(event.worker_id)
+            if worker is None:
+                raise InvariantError(f"{event!r}: no such worker; it was lost before, or never came up")
+            _set_draining(worker, False)
+            self._live = None
+        elif isinstance(event, (WorkerFenced, WorkerUnfenced)):
+            worker = self._workers.get(event.worker_id)
+            if worker is not None:  # lost meanwhile
+                alone = frozenset((event.cause,))
+                fenced = isinstance(event, WorkerFenced)
+                _set_fences(worker, worker.fences | alone if fenced else worker.fences - alone)
+                self._live = None
         elif isinstance(event, WorkerLost):
             self._workers.pop(event.worker_id, None)
             self._live = None
@@ -203,8 +226,8 @@ class Cluster(ClusterView):
             if request is None:
                 raise InvariantError(f"{action!r}: no such open request")
             worker = self._workers.get(action.worker_id)
-            if worker is None or worker.draining:
-                state = "draining" if worker is not None else "not there"
+            if worker is None or worker.draining or worker.fences:
+                state = "not there" if worker is None else "draining" if worker.draining else "fenced"
                 raise InvariantError(f"{action!r}: worker {action.worker_id} is {state}")
             lora = request.arrived.lora
             if lora and not worker.up.serves(lora):

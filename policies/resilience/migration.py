@@ -12,20 +12,37 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from policies.cluster.actions import Action, Fail, Migrate
-from policies.cluster.events import Event, RequestArrived, RequestInterrupted, RequestMigrated
-from policies.cluster.ids import WorkerId
+from policies.cluster.events import (
+    ENDS,
+    Event,
+    FirstToken,
+    PrefillDone,
+    RequestArrived,
+    RequestCancelled,
+    RequestEvent,
+    RequestFinished,
+    RequestInterrupted,
+    RequestMigrated,
+)
+from policies.cluster.ids import LossCause, RequestId, Trait, WorkerId
 from policies.cluster.state import ClusterView, RequestView
 from policies.errors import ConfigError
+
+ELIGIBLE = frozenset(LossCause) - {LossCause.ENGINE_ERROR}
+"""Causes after which another worker may well succeed; what the engine itself refuses or gets wrong is no such cause."""
+UNKEPT = (Trait.GUIDED, Trait.MANY, Trait.LOGPROBS, Trait.TOOLS)
+"""What no continuation keeps, unless the engine is known to carry it over; in the order in which it is named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigrationSettings:
     """`limit`: how often one request may be sent again; `max_seq_len`: only while prompt and emitted tokens together
-    do not exceed it (None: always).
+    do not exceed it (None: always). `carried`: traits that the engines in use keep when an answer goes on elsewhere.
     """
 
     limit: int
     max_seq_len: int | None
+    carried: frozenset[Trait] = frozenset()
 
     def __post_init__(self) -> None:
         if self.limit < 0:
@@ -36,54 +53,115 @@ class MigrationSettings:
             )
 
 
+@dataclass(slots=True)
+class Span:
+    """Times of one kind, in seconds: how many, their sum, the longest."""
+
+    count: int = 0
+    sum_s: float = 0.0
+    max_s: float = 0.0
+
+    def add(self, took_s: float) -> None:
+        self.count += 1
+        self.sum_s += took_s
+        self.max_s = max(self.max_s, took_s)
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """A migration under way: of which type, since when; None once the client hears of it again."""
+
+    kind: str
+    since_s: float | None
+
+
 class Migration:
     """One order for each interrupted request, at once: `Migrate` or `Fail`.
 
-    Counters: `migrations` ordered before and after the first token, and what was given up, by reason.
+    Counters: `migrations_<type>` ordered, where the type says whether the client had a token (`ongoing_request`) or not
+    (`new_request`); `migrations_<type>_<outcome>`, an attempt being a `success` when it answered to the end, a
+    `failure` when it was interrupted too or the request failed, or `cancelled`; `migration_refused_<code>`;
+    `migrations_sampled`, answers that are not what they would have been. `took`: from the loss to the first sign of
+    life of the next attempt.
     """
 
-    subscribes: ClassVar[frozenset[type[Event]]] = frozenset({RequestInterrupted})
+    subscribes: ClassVar[frozenset[type[Event]]] = frozenset({RequestInterrupted, PrefillDone, FirstToken, *ENDS})
 
     def __init__(self, settings: MigrationSettings) -> None:
         self.settings = settings
+        self.took = Span()
         self._counts: dict[str, int] = {}
+        self._open: dict[RequestId, _Attempt] = {}
 
     def decide(self, event: Event, view: ClusterView) -> Sequence[Action]:
-        if not isinstance(event, RequestInterrupted):
-            return ()
-        request = view.requests[event.request_id]
-        why_not = self._why_not(request, event)
-        if why_not is not None:
-            code, reason = why_not
-            self._count(f"migration_refused_{code}")
-            return (Fail(request_id=event.request_id, code=code, reason=reason),)
-        attempt = request.attempt + 1
-        self._count("migrations_ongoing_request" if event.emitted_tokens else "migrations_new_request")
-        return (
-            Migrate(
-                request_id=event.request_id,
-                attempt=attempt,
-                excluded=_still_failed(request, view),
-                reason=f"attempt {attempt} of {self.settings.limit}, {event.emitted_tokens} tokens carried",
-            ),
-        )
+        if isinstance(event, RequestInterrupted):
+            return (self._order(event, view),)
+        if self._open and isinstance(event, RequestEvent):
+            self._learn(event)
+        return ()
 
     def counters(self) -> dict[str, int]:
         """Counts for the report."""
         return dict(sorted(self._counts.items()))
 
+    def _order(self, event: RequestInterrupted, view: ClusterView) -> Action:
+        request = view.requests[event.request_id]
+        self._close(event.request_id, "failure")
+        why_not = self._why_not(request, event)
+        if why_not is not None:
+            code, reason = why_not
+            self._count(f"migration_refused_{code}")
+            return Fail(request_id=event.request_id, code=code, reason=reason)
+        attempt = request.attempt + 1
+        kind = "ongoing_request" if event.emitted_tokens else "new_request"
+        self._count(f"migrations_{kind}")
+        if event.emitted_tokens and Trait.SAMPLED in request.arrived.traits:
+            self._count("migrations_sampled")
+        self._open[event.request_id] = _Attempt(kind, event.at_s)
+        return Migrate(
+            request_id=event.request_id,
+            attempt=attempt,
+            excluded=_still_failed(request, view),
+            reason=f"attempt {attempt} of {self.settings.limit}, {event.emitted_tokens} tokens carried",
+        )
+
+    def _learn(self, event: RequestEvent) -> None:
+        """What became of an attempt."""
+        if isinstance(event, RequestFinished):
+            self._close(event.request_id, "success")
+        elif type(event) in ENDS:
+            self._close(event.request_id, "cancelled" if isinstance(event, RequestCancelled) else "failure")
+        elif (attempt := self._open.get(event.request_id)) is not None and attempt.since_s is not None:
+            self.took.add(event.at_s - attempt.since_s)
+            attempt.since_s = None
+
+    def _close(self, request_id: RequestId, outcome: str) -> None:
+        attempt = self._open.pop(request_id, None)
+        if attempt is not None:
+            self._count(f"migrations_{attempt.kind}_{outcome}")
+
     def _why_not(self, request: RequestView, event: RequestInterrupted) -> tuple[str, str] | None:
         """Code and text of why the request cannot go on elsewhere; None when it can."""
         limit, longest = self.settings.limit, self.settings.max_seq_len
         lost = f"worker {event.worker_id}: {event.reason}, {event.emitted_tokens} tokens delivered"
+        if event.cause not in ELIGIBLE:
+            return event.cause.value, f"{lost}; another worker would not do better"
         if not limit:
-            return "worker_lost", f"{lost}; migration is off"
+            return event.cause.value, f"{lost}; migration is off"
         if request.attempt >= limit:
             return "migration_limit", f"{lost}; sent again {request.attempt} times, the limit is {limit}"
         seq_len = _prompt_tokens(request.arrived) + event.emitted_tokens
         if longest is not None and seq_len > longest:
             return "migration_max_seq_len", f"{lost}; {seq_len} tokens exceed migration_max_seq_len {longest}"
+        trait = self._unkept(request.arrived) if event.emitted_tokens else None
+        if trait is not None:
+            return "not_migratable", f"{trait.value}; {lost}"
         return None
+
+    def _unkept(self, arrived: RequestArrived) -> Trait | None:
+        """What the answer must keep and would lose if it went on elsewhere; before its first token it loses nothing."""
+        kept = self.settings.carried
+        return next((trait for trait in UNKEPT if trait in arrived.traits and trait not in kept), None)
 
     def _count(self, what: str) -> None:
         self._counts[what] = self._counts.get(what, 0) + 1

@@ -189,6 +189,10 @@ class Router:
         self._refusals[refusal.code] = self._refusals.get(refusal.code, 0) + 1
         return Reject(request_id=request_id, code=refusal.code, reason=refusal.reason)
 
+    def peer_sent(self, event: RequestArrived, worker_id: WorkerId, overlap_blocks: int) -> None:
+        """Another router sent a request to a worker: it is booked as if this one had. Its end comes like any other."""
+        self._sent(event, worker_id, overlap_blocks)
+
     # ------------------------------------------------------------ for modes
 
     def _choose(self, event: RequestArrived, live: tuple[WorkerView, ...]) -> Choice | Refusal:
@@ -355,8 +359,12 @@ class Router:
         lacking = self._lacking(event, mine)
         if lacking is not None:
             return lacking
-        if any(worker.draining and unfit(worker, event, self._taints) is None for worker in mine):
-            return Refusal(ALL_FENCED, "every worker that could is leaving")
+        shut = [w for w in mine if (w.draining or w.fences) and unfit(w, event, self._taints) is None]
+        if shut:
+            fenced = sum(bool(worker.fences) for worker in shut)
+            leaving = len(shut) - fenced
+            parts = [f"{n} {what}" for n, what in ((leaving, "leaving"), (fenced, "fenced")) if n]
+            return Refusal(ALL_FENCED, f"no worker that could takes new work: {', '.join(parts)}")
         kind = "" if self._role is None else f"{self._role.value} "
         return Refusal(NO_ENDPOINTS, f"no {kind}worker takes new work")
 

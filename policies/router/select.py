@@ -38,6 +38,8 @@ def why_not(worker: WorkerView, event: RequestArrived, required_taints: Sequence
         return Bar(NOT_ALLOWED, "not among the workers allowed")
     if worker.draining:
         return Bar(FENCED, "draining")
+    if worker.fences:
+        return Bar(FENCED, f"fenced ({', '.join(sorted(cause.value for cause in worker.fences))})")
     if isinstance(event, RequestMigrated) and worker.worker_id in event.excluded:
         return Bar(EXCLUDED, "where the request failed before")
     return unfit(worker, event, required_taints)

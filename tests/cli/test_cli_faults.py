@@ -9,8 +9,8 @@ import pytest
 from conftest import Twin
 
 from policies.cluster.journal import replay
-from policies.resilience.migration import Migration, MigrationSettings
 from twin.config_read import load
+from twin.drill import Drill
 from twin.replay import build_policy
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,10 +105,10 @@ def test_the_journal_of_a_faulty_run_replays(twin: Twin, tmp_path: Path) -> None
     run = tmp_path / "run"
     line = ["replay", TRACE, "--limit", "800", "--faults", scenario, "--journal", "--no-html", "--out", run]
     assert twin(*line).code == 0
-    router = build_policy(load(None, {"TRACE": str(TRACE)}), 16)
+    config = load(None, {"TRACE": str(TRACE), "--faults": str(scenario)})
     lines = (run / "journal.jsonl").read_text(encoding="utf-8").splitlines()
     assert sum('"type":"RequestMigrated"' in line.replace(" ", "") for line in lines) >= 1
-    assert replay(lines, [router, Migration(MigrationSettings(limit=3, max_seq_len=None))]) is None
+    assert replay(lines, [build_policy(config, 16), *Drill(config).policies]) is None
 
 
 def test_the_printed_table_says_which_scenario_and_how_many_migrations(twin: Twin, tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_partitions_beside_workers_that_come_and_go(mode: str, twin: Twin, tmp_p
 def test_who_finds_no_worker_is_told_when_one_is_due(kind: str, twin: Twin, tmp_path: Path) -> None:
     """An arrival is rejected, as a live cluster answers 503; a request that has been promised an answer fails."""
     scenario, trace, run = tmp_path / "s.toml", tmp_path / "t.csv", tmp_path / "run"
-    more = {"drain": ", timeout_ms = 0", "partition": ", detection_delay_ms = 0"}.get(kind, "")
+    more = {"drain": ", grace_ms = 0, timeout_ms = 0", "partition": ", detection_delay_ms = 0"}.get(kind, "")
     scenario.write_text(
         f'migration_limit = 1\nfaults = [{{at_ms = 100, kind = "{kind}", worker = "pool-0", until_ms = 900{more}}}]\n',
         encoding="utf-8",

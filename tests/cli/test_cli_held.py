@@ -41,7 +41,7 @@ def test_a_worker_that_was_drained_for_good_is_paid_until_its_drain_ended(
     back: bool, twin: Twin, tmp_path: Path
 ) -> None:
     more = ", for_ms = 500" if back else ""
-    fault = f'{{at_ms = 1000, kind = "drain", worker = "pool-0", timeout_ms = 250{more}}}'
+    fault = f'{{at_ms = 1000, kind = "drain", worker = "pool-0", grace_ms = 0, timeout_ms = 250{more}}}'
     report = _run(twin, tmp_path, fault, "--workers", "2")
     first, second = report["meta"]["workers"]
     assert second["held_until_s"] is None

@@ -5,7 +5,8 @@ Figures are those of the cases; times are exact to 0.001 ms.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,8 @@ class Watched:
     status: dict[int, str] = field(default_factory=dict)
     made: dict[int, object] = field(default_factory=dict)
     steps: list[tuple[Any, ...]] = field(default_factory=list)
+    leases_expired: int = 0
+    gone_s: dict[WorkerId, float] = field(default_factory=dict)
 
     def parts_ms(self, row: int) -> dict[str, float]:
         """The parts of a request's latency, from its stamps."""
@@ -104,10 +107,13 @@ def watch(
     leaves: tuple[int, float] | None = None,
     dies: tuple[int, float] | None = None,
     late_ms: Mapping[int, float] | None = None,
+    acts: Sequence[tuple[float, Callable[[MockWorld], object]]] = (),
     leap: bool = True,
 ) -> Watched:
     """The same deployment in memory, looked at in given ms; `leaves`: a row and when its client goes (ms); `dies`: a
-    worker and when (ms), known at once; `late_ms`: workers that are ready only then."""
+    worker and when (ms), known at once; `late_ms`: workers that are ready only then; `acts`: what else is done to the
+    world, and when (ms).
+    """
     file = config_file(folder, prefill=prefill, decode=decode, table=table)
     config: Config = load(file, {"TRACE": str(CASES / name)})
     assert config.trace.path is not None
@@ -148,8 +154,12 @@ def watch(
         world.call(at_ms / 1e3, Order.FAULT, lambda: leave(row))
     if dies is not None:
         world.call(dies[1] / 1e3, Order.FAULT, lambda: world.churn.lose(WorkerId(dies[0]), "died"))
+    for at_ms, act in acts:
+        world.call(at_ms / 1e3, Order.FAULT, lambda act=act: act(world))  # type: ignore[misc]
     world.run()
     world.audit()
+    seen.leases_expired = world.handoffs.leases_expired if world.handoffs is not None else 0
+    seen.gone_s = world.gone_s
     look(float("inf"))
     seen.steps = list(sinks.steps)
     seen.made = {row: cells[14] for row, cells in sinks.requests.items()}
@@ -336,3 +346,135 @@ def test_layers_that_were_sent_during_the_computation_are_not_sent_again(tmp_pat
     assert done.ms("ttft_s") == [50]
     last_layer_ms = 131072 * 1000 / 50e9 * 1e3 / 80
     assert done.ms("e2e_s") == [pytest.approx(50 + 1 + last_layer_ms + 100, abs=0.001)]
+
+
+FIVE_MS = 'first_token = "prefill"\nkv_bytes_per_token = 52083\nbandwidth_gb_per_s = 1.0\nlease_s = 0.1'
+"""The KV of a prompt of 96 tokens takes 5 ms."""
+
+
+@pytest.mark.parametrize("leap", [True, False], ids=["leaping", "stepping"])
+def test_e5_a_lost_acknowledgement_costs_the_source_its_blocks_until_the_lease_ends(leap: bool, tmp_path: Path) -> None:
+    """Resilience table E5. The second prompt is held at 192 and fetched from 201 to 206, into a step that ends at 211;
+    the workers are parted at 208, so that the source never hears of it.
+    """
+
+    def part(world: MockWorld) -> None:
+        world.partitions.part("apart", frozenset((WorkerId(0),)), frozenset((WorkerId(1),)))
+
+    seen = watch(
+        "c17_held.jsonl",
+        tmp_path,
+        prefill={"max_num_seqs": 1, "prefix_caching": "false"},
+        decode={},
+        table=FIVE_MS,
+        looks_ms=[207, 310, 312],
+        acts=[(208, part), (900, lambda world: world.partitions.join("apart"))],
+        leap=leap,
+    )
+    assert seen.status == {0: "completed", 1: "completed"}
+    assert [seen.blocks[at_ms][0] for at_ms in (207, 310, 312)] == [6, 6, 0]
+    assert round(seen.latency_ms(1)) == 211 + 320, "its reader goes on"
+    assert seen.leases_expired == 1
+
+
+def test_e6_blocks_are_held_until_the_slowest_rank_has_fetched_its_heads(tmp_path: Path) -> None:
+    """Resilience table E6: four ranks on each side, and one card of the reader's at a thousandth of its speed.
+
+    A prompt of 96 tokens is 31.5 MB, 7.9 MB for each pair of ranks: 0.157 ms at 50 GB/s, 157 ms at a thousandth, during
+    which the second prompt's heads begin to share that card (at 192). Three of four ranks have theirs at once.
+    """
+    file = config_file(
+        tmp_path,
+        prefill={"max_num_seqs": 1, "prefix_caching": "false"},
+        decode={"kv_blocks": 100},
+        table='first_token = "prefill"',
+    )
+    faults = tmp_path / "slow.json"
+    slow = {"at_ms": 1, "kind": "link_slow", "link": "nic:decode-0:1", "factor": 0.001}
+    faults.write_text(json.dumps({"faults": [slow]}), encoding="utf-8")
+    quick = run(CASES / "c17_held.jsonl", tmp_path / "quick", config_file=file)
+    late = run(CASES / "c17_held.jsonl", tmp_path / "late", f"faults.path={faults}", config_file=file)
+    alone_ms = 96 * 327_680 / 4 / 50e9 * 1e3
+    assert quick.ms("moved_s")[0] == pytest.approx(96 + alone_ms, abs=0.001)
+    assert late.ms("moved_s")[0] == pytest.approx(96 + 96 + 2 * (1000 * alone_ms - 96), abs=0.3)
+    assert late.requests("status") == ["completed", "completed"]
+
+
+@pytest.mark.parametrize("leap", [True, False], ids=["leaping", "stepping"])
+def test_b6_a_client_that_leaves_while_its_kv_is_moved_frees_both_sides(leap: bool, tmp_path: Path) -> None:
+    """Resilience table B6: the first prompt moves from 96 to 101 and its client leaves at 98."""
+    seen = watch(
+        "c17_held.jsonl",
+        tmp_path,
+        prefill={"max_num_seqs": 1},
+        decode={},
+        table=FIVE_MS,
+        looks_ms=[97, 197],
+        leaves=(0, 98),
+        leap=leap,
+    )
+    assert seen.status == {0: "cancelled", 1: "completed"}
+    assert seen.made[0] == 1, "the token that came with its prompt"
+    prefill, decode = seen.blocks[97]
+    assert prefill >= 6
+    assert decode == 7, "for 97 tokens"
+    assert seen.blocks[197][1] == 7, "the second request's alone"
+    assert seen.blocks[float("inf")] == (0, 0)
+
+
+@pytest.mark.parametrize("leap", [True, False], ids=["leaping", "stepping"])
+def test_d6_a_draining_prefill_worker_stays_until_its_kv_is_fetched(leap: bool, tmp_path: Path) -> None:
+    """Resilience table D6: both prompts are computed by 192; the second is fetched when the decode worker has room."""
+    seen = watch(
+        "c17_held.jsonl",
+        tmp_path,
+        prefill={"kv_blocks": 20, "max_num_seqs": 1},
+        decode={"kv_blocks": 10},
+        table=HELD,
+        acts=[(150, lambda world: world.churn.drain(WorkerId(0)))],
+        leap=leap,
+    )
+    assert seen.status == {0: "completed", 1: "completed"}
+    assert seen.gone_s == {WorkerId(0): 0.416}
+
+
+def test_d6_or_until_its_lease_ends(tmp_path: Path) -> None:
+    seen = watch(
+        "c17_held.jsonl",
+        tmp_path,
+        prefill={"kv_blocks": 20, "max_num_seqs": 1},
+        decode={"kv_blocks": 10},
+        table=f"{HELD}\nlease_s = 0.1",
+        acts=[(150, lambda world: world.churn.drain(WorkerId(0)))],
+    )
+    assert seen.gone_s == {WorkerId(0): 0.292}
+    assert seen.status[0] == "completed"
+
+
+@pytest.mark.parametrize(
+    ("lease", "says"),
+    [
+        (
+            "lease_s = 0.1",
+            "leases that ended before anybody had fetched the KV, or said so (disaggregation.lease_s = 0.1): 1",
+        ),
+        (
+            "lease_s = 0.1\nkv_bytes_per_token = 100000",
+            "lease_s = 0.1 is shorter than the transfer of the longest prompt, 0.32 s",
+        ),
+        ("", None),
+    ],
+)
+def test_a_lease_that_is_too_short_is_pointed_out(lease: str, says: str | None, tmp_path: Path) -> None:
+    usual = "" if "kv_bytes" in lease else "\nkv_bytes_per_token = 0"
+    done = split(
+        "c17_held.jsonl",
+        tmp_path / "run",
+        prefill={"kv_blocks": 20, "max_num_seqs": 1},
+        decode={"kv_blocks": 10} if "kv_bytes" not in lease else {"kv_blocks": 200},
+        table=f'first_token = "prefill"\nbandwidth_gb_per_s = 1.0\n{lease}{usual}',
+    )
+    found = [text for text in done.report.meta.warnings if "lease" in text]
+    assert len(found) == (says is not None)
+    if says is not None:
+        assert says in found[0]

@@ -8,6 +8,7 @@ import pytest
 from examples import examples
 from hypothesis import given
 from simulate import engine_settings, trace_row
+from test_engine_against_naive import KEY_TOKENS
 from test_faults_programs import Blow, blows
 from test_legs_programs import Program, carry_out, programs
 
@@ -15,6 +16,11 @@ from twin.mocker.handoff import HandoffRules
 from twin.mocker.sinks import MemorySinks
 
 EXAMPLES = examples(300)
+
+
+def _keys(n: int, isl: int) -> list[int]:
+    """Content of its own for the n-th prompt, as long as it is."""
+    return [1000 + 100 * n + i for i in range(-(-isl // KEY_TOKENS))]
 
 
 def _carry_out(program: Program, blown: list[Blow], *, leap: bool) -> MemorySinks:
@@ -72,7 +78,7 @@ def test_a_client_that_leaves_at_the_instant_a_step_ends_inside_a_leap_leaves_wi
     )
     lengths = [(32, 1), (21, 3), *[(1, 1)] * 5]
     program = Program(
-        rows=tuple(trace_row(n, 0.055, isl, osl, [1000 + 20 * n]) for n, (isl, osl) in enumerate(lengths)),
+        rows=tuple(trace_row(n, 0.055, isl, osl, _keys(n, isl)) for n, (isl, osl) in enumerate(lengths)),
         prefill=engine,
         decode=engine,
         workers=(1, 1),
@@ -92,7 +98,7 @@ def test_a_kept_prompt_that_may_not_be_sent_again_is_let_go() -> None:
     engine = engine_settings(block_size=2, blocks=22, max_num_batched_tokens=8, prefix_caching=False, max_num_seqs=1)
     lengths = [(1, 1), (34, 10), (33, 1), (1, 1)]
     program = Program(
-        rows=tuple(trace_row(n, 0.0, isl, osl, [1000 + 20 * n]) for n, (isl, osl) in enumerate(lengths)),
+        rows=tuple(trace_row(n, 0.0, isl, osl, _keys(n, isl)) for n, (isl, osl) in enumerate(lengths)),
         prefill=engine,
         decode=engine,
         workers=(2, 2),
@@ -112,7 +118,7 @@ def test_where_room_comes_first_a_prompt_whose_room_is_lost_is_computed_again() 
     rules = HandoffRules(first_token="decode", lease_s=None, missing_only=False, one_at_a_time=False, block_size=4)
     engine = engine_settings(block_size=4, blocks=8, max_num_batched_tokens=64, prefix_caching=False, max_num_seqs=1)
     program = Program(
-        rows=tuple(trace_row(n, 0.0, 20, 1, [1000 + 20 * n]) for n in range(2)),
+        rows=tuple(trace_row(n, 0.0, 20, 1, _keys(n, 20)) for n in range(2)),
         prefill=engine,
         decode=engine,
         workers=(1, 2),

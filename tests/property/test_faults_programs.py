@@ -27,6 +27,9 @@ from policies.cluster.events import Event, RequestFinished, RequestMigrated, Wor
 from policies.cluster.ids import RequestId, Tier, WorkerId
 from policies.cluster.invariants import Invariants
 from policies.cluster.state import ClusterView
+from policies.resilience.breaker import Breaker, BreakerSettings
+from policies.resilience.drain import DrainRules
+from policies.resilience.health import Canaries, CanarySettings
 from policies.resilience.migration import Migration, MigrationSettings
 from policies.router.build import build
 from twin.engine.settings import EngineSettings
@@ -48,6 +51,12 @@ from twin.perf.slowed import Slowed
 
 EXAMPLES = examples(300)
 FIXED = FixedLatency(prefill_s=0.005, prefill_s_per_token=0.001, decode_s=0.01)
+
+
+def guards() -> tuple[Canaries, Breaker]:
+    """Canaries and breakers that are quick to act."""
+    breaker = BreakerSettings(failures=2, share=0.5, requests=4, window_s=1.0, open_s=0.05)
+    return Canaries(CanarySettings(idle_s=0.03, timeout_s=0.02)), Breaker(breaker)
 
 
 @dataclass(frozen=True)
@@ -76,7 +85,9 @@ class Blow:
             case "restore" if worker.down:
                 churn.restore(worker_id)
             case "drain" if not busy_with_itself:
-                churn.drain(worker_id, self.delay_ms / 1e3 if self.delay_ms else None)
+                churn.drain(worker_id, self._drain_rules, known_after_s=self.delay_ms / 1e3)
+            case "drain" if worker_id in churn.draining:  # a second signal, or a recall
+                churn.recall(worker_id) if self.delay_ms == 10.0 else churn.drain(worker_id)
             case "hang" if not busy_with_itself:
                 churn.hang(worker)
                 world.call(self.later_s(20 + self.delay_ms), Order.FAULT, lambda: _go_on(world, worker_id))
@@ -84,10 +95,18 @@ class Blow:
                 self._cut_off(world, worker)
             case "part" if world.handoffs is not None:
                 self._part(world, worker_id)
+            case "errors":
+                failing = churn.failing.setdefault(worker_id, {})
+                failing["blow"] = lambda request: request.row.row % 2 == 0
             case "slow" if not worker.down:
                 churn.pace(worker, Slowed(world.specs[worker_id].latency, 2.5))
             case "usual" if not worker.down:
                 churn.pace(worker, world.specs[worker_id].latency)
+
+    @property
+    def _drain_rules(self) -> DrainRules:
+        """None, or the second time with a grace and a bound."""
+        return DrainRules(grace_s=self.delay_ms / 2e3, timeout_s=self.delay_ms / 1e3 if self.delay_ms else None)
 
     def _cut_off(self, world: MockWorld, worker: MockWorker) -> None:
         """For 20, 30 or 65 ms, or for good; the cluster takes it for lost after 35 ms."""
@@ -118,7 +137,7 @@ def _go_on(world: MockWorld, worker_id: WorkerId) -> None:
         worker.resume()
 
 
-KINDS = ["cancel", "cancel", "kill", "restore", "restore", "drain", "hang", "slow", "usual"]
+KINDS = ["cancel", "cancel", "kill", "restore", "restore", "drain", "hang", "slow", "usual", "errors"]
 KINDS += ["cut", "cut", "island", "part"]
 
 
@@ -195,13 +214,15 @@ def perform(
     lag_s: float = 0.0,
     tiers: Sequence[TierPlan] | None = None,
     links: Sequence[Link] = (),
+    guarded: bool = False,
 ) -> tuple[MemorySinks, Watched, Caches]:
     """Run a program to its end and check what must hold then."""
     router = build(router_settings(mode, block_size=engine.block_size))
     watched, sinks = Watched(), MemorySinks()
     caches = Caches()
     listens = [caches] if mode == "kv" else []
-    controller = Controller([*listens, router, Migration(MigrationSettings(limit=limit, max_seq_len=None))], watched)
+    migration = Migration(MigrationSettings(limit=limit, max_seq_len=None))
+    controller = Controller([*listens, router, migration, *(guards() if guarded else ())], watched)
     world = MockWorld(
         controller=controller,
         workers=[
@@ -258,11 +279,11 @@ def _check(rows: list[Row], sinks: MemorySinks, watched: Watched, *, cuts: bool)
 
 @pytest.mark.parametrize("mode", ["round-robin", "least-loaded", "kv"])
 @EXAMPLES
-@given(traces(), engine_options(), blows(ties=True), st.sampled_from([0.0, 0.004]))
+@given(traces(), engine_options(), blows(ties=True), st.sampled_from([0.0, 0.004]), st.booleans())
 def test_leaping_changes_nothing_under_faults_with_ties(
-    mode: str, rows: list[Row], options: dict, program: list[Blow], lag_s: float
+    mode: str, rows: list[Row], options: dict, program: list[Blow], lag_s: float, guarded: bool
 ) -> None:
-    _same(rows, program, engine_settings(**options), FIXED, mode, lag_s)
+    _same(rows, program, engine_settings(**options), FIXED, mode, lag_s, guarded=guarded)
 
 
 @EXAMPLES
@@ -291,10 +312,18 @@ def test_leaping_changes_nothing_under_faults_of_sglang(
 
 
 def _same(
-    rows: list[Row], program: list[Blow], engine: EngineSettings, latency: LatencyModel, mode: str, lag_s: float
+    rows: list[Row],
+    program: list[Blow],
+    engine: EngineSettings,
+    latency: LatencyModel,
+    mode: str,
+    lag_s: float,
+    *,
+    guarded: bool = False,
 ) -> None:
-    leaping, told, known = perform(rows, program, engine, latency, mode, lag_s=lag_s)
-    stepping, literally, known_then = perform(rows, program, replace(engine, leap=False), latency, mode, lag_s=lag_s)
+    leaping, told, known = perform(rows, program, engine, latency, mode, lag_s=lag_s, guarded=guarded)
+    steps = replace(engine, leap=False)
+    stepping, literally, known_then = perform(rows, program, steps, latency, mode, lag_s=lag_s, guarded=guarded)
     assert leaping.requests == stepping.requests
     assert leaping.decisions == stepping.decisions
     assert told.events == literally.events

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from policies.cluster.actions import Migrate
 from policies.cluster.events import (
@@ -18,8 +18,9 @@ from policies.cluster.events import (
     RequestMigrated,
     WorkerDraining,
     WorkerLost,
+    WorkerRecalled,
 )
-from policies.cluster.ids import Leg, RequestId, WorkerId
+from policies.cluster.ids import Leg, LossCause, RequestId, WorkerId
 from twin.engine.sequence import Phase, Sequence
 from twin.engine.ticks import before, instant
 from twin.mocker.clock import Order
@@ -29,6 +30,7 @@ from twin.mocker.worker import MockWorker
 from twin.perf.protocol import LatencyModel
 
 if TYPE_CHECKING:
+    from policies.resilience.drain import Drain, DrainRules
     from twin.mocker.world import MockWorld
 
 _FAULT = int(Order.FAULT)
@@ -42,6 +44,13 @@ class Loss:
     interrupted: int = 0
     tokens_carried: int = 0
     outcomes: dict[str, int] = field(default_factory=dict)
+
+
+class Draining(NamedTuple):
+    """A worker on its way out, and how far it is."""
+
+    worker: MockWorker
+    drain: Drain
 
 
 class Upset:
@@ -73,18 +82,28 @@ class Churn:
 
     def __init__(self, world: MockWorld) -> None:
         self._world = world
-        self.draining: dict[WorkerId, MockWorker] = {}
+        self.rules: DrainRules | None = None  # of drains that do not say otherwise; None: no grace and no bound
+        self.draining: dict[WorkerId, Draining] = {}
         self.upsets: dict[WorkerId, Upset] = {}
         self.on_arrival: list[Callable[[int, RequestId], None]] = []  # called with each row that arrives
         self.pins: dict[int, WorkerId] = {}  # rows that ask for a worker
         self.due_s: dict[WorkerId, float] = {}  # workers that are known to come (back), and when
         self.when_gone: dict[WorkerId, Callable[[], None]] = {}  # called when a draining worker has left
         self.touched: dict[RequestId, list[Loss]] = {}
+        self.outage: list[Callable[[], None]] | None = None  # the store is down; what is told when it is back
+        self.failing: dict[WorkerId, dict[str, Callable[[OpenRequest], bool]]] = {}  # who fails what, by cause
         self._losses: dict[WorkerId, Loss] = {}
 
     # ------------------------------------------------------------ losses and returns
 
-    def lose(self, worker_id: WorkerId, reason: str, detect_s: float | None = 0.0, loss: Loss | None = None) -> None:
+    def lose(
+        self,
+        worker_id: WorkerId,
+        reason: str,
+        detect_s: float | None = 0.0,
+        loss: Loss | None = None,
+        cause: LossCause = LossCause.DISCONNECTED,
+    ) -> None:
         """A worker dies now; the cluster knows after `detect_s` (None: not before it comes back)."""
         world = self._world
         world.news.learn_evictions(before(world.clock.now))
@@ -100,15 +119,17 @@ class Churn:
         if loss is not None:
             self._losses[worker_id] = loss
         if detect_s is not None:
-            self.detect(worker, reason, detect_s)
+            self.detect(worker, reason, detect_s, cause)
 
-    def detect(self, worker: MockWorker, reason: str, after_s: float = 0.0) -> None:
+    def detect(
+        self, worker: MockWorker, reason: str, after_s: float = 0.0, cause: LossCause = LossCause.DISCONNECTED
+    ) -> None:
         """The cluster learns, now or later, that a worker is gone (or takes it for gone): it is fenced, its requests
         are interrupted.
         """
         world = self._world
         if after_s > 0.0:
-            world.call(instant(world.clock.now + after_s), _FAULT, lambda: self.detect(worker, reason))
+            world.call(instant(world.clock.now + after_s), _FAULT, lambda: self.detect(worker, reason, cause=cause))
             return
         if worker.fenced:
             return
@@ -120,7 +141,7 @@ class Churn:
         world.post(WorkerLost(at_s=world.clock.now, worker_id=worker.worker_id, reason=reason))
         for request in self.requests_of(worker.worker_id):
             if not request.closed:
-                self.interrupt(request, worker, reason, loss)
+                self.interrupt(request, worker, reason, loss, cause)
         gone = self.when_gone.pop(worker.worker_id, None)
         if gone is not None:
             gone()
@@ -143,8 +164,11 @@ class Churn:
 
     def restore(self, worker_id: WorkerId) -> None:
         """A worker that is down comes back, empty, under a new epoch; whoever took it for alive learns better first.
-        One that cannot reach the cluster is there when it can.
+        One that cannot reach the cluster, or register, is there when it can.
         """
+        if self.outage is not None:
+            self.outage.append(lambda: self.restore(worker_id))
+            return
         self._world.wires.send(worker_id, FRONTEND, lambda: self._restore(worker_id))
 
     def _restore(self, worker_id: WorkerId) -> None:
@@ -173,40 +197,107 @@ class Churn:
 
     # ------------------------------------------------------------ drains
 
-    def drain(self, worker_id: WorkerId, timeout_s: float | None = None, loss: Loss | None = None) -> None:
-        """A worker takes no new work, and leaves when it has nothing left, or after `timeout_s`."""
-        world = self._world
-        worker = world.workers[worker_id]
-        self.draining[worker_id] = worker
+    def drain(
+        self,
+        worker_id: WorkerId,
+        rules: DrainRules | None = None,
+        loss: Loss | None = None,
+        known_after_s: float = 0.0,
+    ) -> None:
+        """A worker leaves in three phases; the cluster hears of it after `known_after_s`, and sends it work until then.
+
+        One that is leaving already stops now: that is what a second signal means.
+        """
+        from policies.resilience import drain as drains
+
+        world, now_s = self._world, self._world.clock.now
+        if worker_id in self.draining:
+            self.draining[worker_id].drain.hurry(now_s)
+            self.check_drained()
+            return
+        usual = drains.Drain.of(rules or self.rules or drains.DrainRules(grace_s=0.0, timeout_s=None), now_s)
+        drain = drains.Drain(instant(usual.grace_ends_s), None if usual.cut_s is None else instant(usual.cut_s))
+        self.draining[worker_id] = Draining(world.workers[worker_id], drain)
         if loss is not None:
             self._losses[worker_id] = loss
-        world.post(WorkerDraining(at_s=world.clock.now, worker_id=worker_id))
+        if known_after_s > 0.0:
+            world.call(instant(now_s + known_after_s), _FAULT, lambda: self._deregister(worker_id, drain))
+        else:
+            self._deregister(worker_id, drain)
+        for at_s in (drain.grace_ends_s, drain.cut_s):
+            if at_s is not None and at_s > now_s:
+                world.clock.watch(at_s, _FAULT, self.check_drained)
         self.check_drained()
-        if timeout_s is not None:
-            world.call(instant(world.clock.now + timeout_s), _FAULT, lambda: self._cut_short(worker))
+
+    def _deregister(self, worker_id: WorkerId, drain: Drain) -> None:
+        """The cluster hears that a worker is leaving, unless it has gone or stays."""
+        if self.outage is not None:
+            self.outage.append(lambda: self._deregister(worker_id, drain))
+            return
+        found = self.draining.get(worker_id)
+        if found is not None and found.drain is drain:
+            self._world.post(WorkerDraining(at_s=self._world.clock.now, worker_id=worker_id))
+
+    def recall(self, worker_id: WorkerId) -> bool:
+        """A worker that is leaving stays, under its epoch; False if it is not leaving (any more)."""
+        if self.draining.pop(worker_id, None) is None:
+            return False
+        self._losses.pop(worker_id, None)
+        self.when_gone.pop(worker_id, None)
+        view = self._world.controller.view.workers.get(worker_id)
+        if view is not None and view.draining:
+            self._world.post(WorkerRecalled(at_s=self._world.clock.now, worker_id=worker_id))
+        return True
+
+    def refuses(self, worker_id: WorkerId) -> bool:
+        """Whether a worker is past its grace and takes nothing new."""
+        found = self.draining.get(worker_id)
+        return found is not None and not found.drain.accepts(self._world.clock.now)
+
+    def turns_away(self, request: OpenRequest, worker: MockWorker, seq: Sequence) -> bool:
+        """A leg reaches a worker: whether it takes nothing new, or fails what it takes. The request is interrupted
+        then, and has lost nothing but time."""
+        worker_id = worker.worker_id
+        if self.refuses(worker_id):
+            self._turn_away(request, worker, seq, "it is shutting down and takes nothing new", LossCause.SHUTDOWN)
+            return True
+        if worker_id in self.failing and any(fails(request) for fails in self.failing[worker_id].values()):
+            self._turn_away(request, worker, seq, "internal error of the engine", LossCause.ENGINE_ERROR)
+            return True
+        return False
+
+    def _turn_away(self, request: OpenRequest, worker: MockWorker, seq: Sequence, why: str, cause: LossCause) -> None:
+        seq.phase = Phase.DONE
+        if request.sequence is seq:
+            request.sequence = None
+        else:
+            request.prefill = None
+        self.interrupt(request, worker, why, self._losses.get(worker.worker_id), cause)
 
     def on_freed(self, worker: MockWorker) -> None:
         """A worker has given blocks back: it leaves if it is draining and these were the last."""
-        if self.draining.get(worker.worker_id) is worker:
+        found = self.draining.get(worker.worker_id)
+        if found is not None and found.worker is worker:
             self.check_drained()
 
     def check_drained(self) -> None:
-        """Let draining workers go that have nothing left."""
-        world = self._world
-        for worker_id, worker in list(self.draining.items()):
-            if world.partitions.is_cut_off(worker_id):
-                continue
-            view = world.controller.view.workers.get(worker_id)
-            idle = worker.engine.idle and not worker.engine.pool.active
-            if view is not None and not view.in_flight and idle and not worker.busy:
+        """Let draining workers go that have nothing left, or no time."""
+        world, now_s = self._world, self._world.clock.now
+        for worker_id, (worker, drain) in list(self.draining.items()):
+            if drain.may_go(now_s, idle=False):
+                why = "engine shutdown at the end of the drain time"
+                self.lose(worker_id, why, cause=LossCause.SHUTDOWN)
+            elif not world.partitions.is_cut_off(worker_id) and drain.may_go(now_s, idle=self._has_nothing(worker)):
                 del self.draining[worker_id]
                 worker.kill()
                 world.starts.on_gone(worker_id)
                 self.detect(worker, "drained")
 
-    def _cut_short(self, worker: MockWorker) -> None:
-        if self.draining.get(worker.worker_id) is worker:
-            self.lose(worker.worker_id, "engine shutdown at the end of the drain time")
+    def _has_nothing(self, worker: MockWorker) -> bool:
+        """Whether nobody waits for anything of a worker, and it holds nothing for anybody."""
+        view = self._world.controller.view.workers.get(worker.worker_id)
+        idle = worker.engine.idle and not worker.engine.pool.active and not worker.busy
+        return view is not None and not view.in_flight and idle
 
     # ------------------------------------------------------------ requests
 
@@ -242,22 +333,26 @@ class Churn:
 
     def migrate(self, action: Migrate) -> None:
         """Send an interrupted request again, what the client has already as part of the prompt."""
+        from policies.resilience.carry import carry
+
         world = self._world
         request = world.open[action.request_id]
         request.migrations += 1
         row = request.row
+        carried = carry(row.isl, row.max_tokens, request.carried)
         world.post(
             RequestMigrated(
                 at_s=world.clock.now,
                 request_id=action.request_id,
-                isl=row.isl + request.carried,
+                isl=carried.isl,
                 blocks=request.path,
-                max_tokens=row.max_tokens - request.carried if row.max_tokens is not None else None,
+                max_tokens=carried.max_tokens,
                 priority=row.priority,
                 session_id=row.session_id,
                 lora=row.lora,
                 attempt=action.attempt,
-                emitted_tokens=request.carried,
+                emitted_tokens=carried.emitted_tokens,
+                traits=world.controller.view.requests[action.request_id].arrived.traits,
                 excluded=action.excluded,
                 kept_on=request.prefill_worker_id if request.prefill is not None else None,
             )
@@ -277,7 +372,12 @@ class Churn:
             loss.outcomes[status] = loss.outcomes.get(status, 0) + 1
 
     def interrupt(
-        self, request: OpenRequest, worker: MockWorker, reason: str = "prompt lost", loss: Loss | None = None
+        self,
+        request: OpenRequest,
+        worker: MockWorker,
+        reason: str = "prompt lost",
+        loss: Loss | None = None,
+        cause: LossCause = LossCause.DISCONNECTED,
     ) -> None:
         """What a request had is gone with a worker, or its prefill worker has it still; the policies say what becomes
         of it."""
@@ -307,6 +407,7 @@ class Churn:
                 worker_id=worker.worker_id,
                 emitted_tokens=emitted,
                 reason=reason,
+                cause=cause,
                 kept_on=request.prefill_worker_id if kept else None,
             )
         )

@@ -42,6 +42,7 @@ class Clock(Environment):
 
     early = False
     watching = 0
+    passed_over = 0  # events on the clock that happen to nobody any more
 
     @property
     def over_s(self) -> float:
@@ -51,7 +52,7 @@ class Clock(Environment):
     @property
     def waiting(self) -> int:
         """Events that have not happened yet and do not only look on."""
-        return len(self._queue) - self.watching
+        return len(self._queue) - self.watching - self.passed_over
 
     def watch(self, at_s: float, order: int, what: Callable[[], None]) -> None:
         """Let something happen that only looks on, or comes again for ever."""
@@ -90,8 +91,20 @@ class Clock(Environment):
     def move(self, event: Event, at_s: float, order: int) -> Event:
         """A new event at `at_s` that wakes whoever waits for `event`; the old one happens to nobody."""
         moved = self.at(at_s, order)
-        moved.callbacks, event.callbacks = event.callbacks, []
+        moved.callbacks, event.callbacks = event.callbacks, [self._pass]
+        self.passed_over += 1
         return moved
+
+    def drop(self, event: Event) -> None:
+        """Let an event happen to nobody, whether it is on the clock or waits to be put there."""
+        if event.callbacks is None or event.callbacks == [self._pass]:
+            return  # it has happened, or does so to nobody already
+        on_clock = not is_pending(event)
+        event.callbacks = [self._pass] if on_clock else []
+        self.passed_over += on_clock
+
+    def _pass(self, _: Event) -> None:
+        self.passed_over -= 1
 
 
 def is_pending(event: Event) -> bool:

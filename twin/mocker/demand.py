@@ -7,7 +7,7 @@ anywhere in the file. Nothing here knows workers.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -37,13 +37,14 @@ class Row(NamedTuple):
 class Demand:
     """Hands out rows: `open_loop()` by time, or `units()` for the closed loop.
 
-    A unit is one row, or all turns of a session. After a turn ends, `next_turn` gives the one behind it. `keyed`,
-    `prioritised`, `adapted` and `in_sessions` tell, once rows have been handed out, whether any of them had hash ids, a
-    priority other than 0, an adapter, or a session.
+    `arrives_s` moves the recorded time of a row. A unit is one row, or all turns of a session. After a turn ends,
+    `next_turn` gives the one behind it. `keyed`, `prioritised`, `adapted` and `in_sessions` tell, once rows have been
+    handed out, whether any of them had hash ids, a priority other than 0, an adapter, or a session.
     """
 
-    def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:
+    def __init__(self, batches: Iterable[pa.RecordBatch], arrives_s: Callable[[float], float] | None = None) -> None:
         self._batches = batches
+        self._arrives_s = arrives_s
         self._turns: dict[str, deque[Row]] = {}
         self.keyed = False
         self.prioritised = False
@@ -52,7 +53,12 @@ class Demand:
 
     def rows(self) -> Iterable[Row]:
         """All rows in file order."""
-        return read_rows(map(self._look_at, self._batches))
+        rows = read_rows(map(self._look_at, self._batches))
+        return rows if self._arrives_s is None else map(self._moved, rows)
+
+    def _moved(self, row: Row) -> Row:
+        assert self._arrives_s is not None
+        return row if row.arrival_s is None else row._replace(arrival_s=self._arrives_s(row.arrival_s))
 
     def _look_at(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if not self.prioritised and "priority" in batch.schema.names:

@@ -11,8 +11,10 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from policies.cluster.draws import draw
-from policies.cluster.ids import RequestId, Tier, WorkerId
+from policies.cluster.ids import LossCause, RequestId, Tier, WorkerId
 from policies.errors import CapabilityError, ConfigError
+from policies.resilience.discovery import Leases
+from policies.resilience.drain import DrainRules
 from twin.engine.ticks import instant
 from twin.mocker.churn import Loss
 from twin.mocker.clock import Order
@@ -78,6 +80,7 @@ class Faults:
         self._seed = scenario.seed if scenario.seed is not None else seed
         self._detection = detection
         self._network = network
+        self._leases: Leases[WorkerId] = Leases(detection.lease_s)
         self._ids = worker_ids(scenario, world.specs)
         self._names = {worker_id: name for name, worker_id in self._ids.items()}
         self._pending = 0  # events of ours on the clock
@@ -241,6 +244,11 @@ class Faults:
         """Do it; returns why not where there is nothing to do it to."""
         if fault.kind == "client_disconnect":
             return self._disconnect(fault, entry)
+        if fault.kind == "load_surge":
+            self._until(occurrence, entry, lambda: None)
+            return None  # the demand has it already
+        if fault.kind == "discovery_down":
+            return self._store_down(fault, occurrence, entry)
         if fault.link is not None or fault.kind == "tcp_fallback":
             return self._slow_link(fault, occurrence, entry)
         if fault.between is not None:
@@ -275,6 +283,10 @@ class Faults:
         if kind == "worker_down" and starts:
             return fault.worker == self._names[worker.worker_id]  # on its way up: only if it is meant by name
         stays = kind not in ("drain", "worker_hang", "partition")
+        if kind == "undrain":
+            return worker.worker_id in self._world.churn.draining and not worker.down
+        if kind == "drain" and worker.worker_id in self._world.churn.draining:
+            return fault.worker == self._names[worker.worker_id]  # a second signal is meant for one by name
         churn, lone = self._world.churn, self._world.partitions.is_cut_off(worker.worker_id)
         if not stays and (worker.hung or lone or worker.worker_id in churn.draining):
             return False
@@ -285,9 +297,50 @@ class Faults:
         if worker.worker_id in self._world.starts:
             self._world.starts.break_off(worker.worker_id)
         else:
-            self._world.churn.lose(worker.worker_id, "disconnected", self._delay_s(fault), entry.loss)
+            by_lease = fault.detection_delay_s is None and fault.detect == "lease"
+            delay_s = None if by_lease else self._delay_s(fault)
+            self._world.churn.lose(worker.worker_id, "disconnected", delay_s, entry.loss)
+            if by_lease:
+                self._until_lease_ends(worker, lambda: self._world.churn.detect(worker, "its lease ended"))
         if occurrence.until_s is not None:
             self._call(occurrence.until_s, lambda: self._start(entry, worker))
+
+    def _until_lease_ends(self, worker: MockWorker, then: Callable[[], None]) -> None:
+        """A worker is not heard of from now on: something happens when its lease ends, which it does not while the
+        store of leases is down."""
+        leases, worker_id = self._leases, worker.worker_id
+        leases.beat(worker_id, self._world.clock.now)
+
+        def judge() -> None:
+            if self._world.workers[worker_id] is not worker or worker.fenced:
+                return  # somebody else is there, or it is known already
+            ends_s = leases.ends_s(worker_id)
+            if ends_s is None:
+                assert self._world.churn.outage is not None
+                self._world.churn.outage.append(judge)
+            elif instant(ends_s) > self._world.clock.now:
+                self._call(ends_s, judge)
+            else:
+                then()
+
+        judge()
+
+    def _store_down(self, fault: Fault, occurrence: Occurrence, entry: Entry) -> str | None:
+        """The store of leases is down: nobody is removed, and nobody is added."""
+        churn = self._world.churn
+        if churn.outage is not None:
+            return "the store is down already"
+        churn.outage = []
+        self._leases.store_down()
+
+        def back() -> None:
+            waiting, churn.outage = churn.outage or [], None
+            self._leases.store_up(self._world.clock.now)
+            for what in waiting:
+                what()
+
+        self._until(occurrence, entry, back)
+        return None
 
     def _delay_s(self, fault: Fault) -> float | None:
         if fault.detection_delay_s is not None:
@@ -327,7 +380,8 @@ class Faults:
 
         def give_up() -> None:
             if worker.hung and not worker.down:
-                churn.lose(worker.worker_id, f"no answer for {delay_s:g} s", 0.0, entry.loss)
+                why = f"no answer for {delay_s:g} s"
+                churn.lose(worker.worker_id, why, 0.0, entry.loss, LossCause.RESPONSE_TIMEOUT)
 
         def over() -> None:
             if worker.down:
@@ -343,14 +397,17 @@ class Faults:
     def _cut_off(self, fault: Fault, occurrence: Occurrence, entry: Entry, worker: MockWorker) -> None:
         """Nothing reaches it and nothing comes from it; it works on. Who does not hear of it takes it for lost."""
         world, name = self._world, f"{fault.index}.{occurrence.n}"
-        delay_s = self._delay_s(fault)
+        delay_s, since_s = self._delay_s(fault), world.clock.now
         world.partitions.cut_off(name, worker)
 
         def give_up() -> None:
             if name in world.wires.parts and not worker.down:
-                world.churn.take_for_lost(worker, f"cut off, and not heard of for {delay_s:g} s", entry.loss)
+                silent_s = world.clock.now - since_s
+                world.churn.take_for_lost(worker, f"cut off, and not heard of for {silent_s:g} s", entry.loss)
 
-        if delay_s is not None:
+        if fault.detection_delay_s is None and fault.detect == "lease":
+            self._until_lease_ends(worker, give_up)
+        elif delay_s is not None:
             self._call(world.clock.now + delay_s, give_up)
         self._expect(occurrence, worker)
         self._until_steps_end(occurrence, entry, lambda: world.partitions.reconnect(name, worker.worker_id))
@@ -397,9 +454,19 @@ class Faults:
         self._until(occurrence, entry, lambda: None if worker.down else world.churn.pace(worker, usual))
 
     def _drain(self, fault: Fault, occurrence: Occurrence, entry: Entry, worker: MockWorker) -> None:
+        churn = self._world.churn
+        usual = churn.rules or DrainRules(grace_s=0.0, timeout_s=None)
         self._expect(occurrence, worker, self._world.specs[worker.worker_id].startup_s)
-        self._world.churn.drain(worker.worker_id, fault.timeout_s, entry.loss)
+        rules = DrainRules(
+            grace_s=usual.grace_s if fault.grace_s is None else fault.grace_s,
+            timeout_s=usual.timeout_s if fault.timeout_s is None else fault.timeout_s,
+        )
+        churn.drain(worker.worker_id, rules, entry.loss, fault.known_after_s)
         self._return_when_gone(occurrence, entry, worker)
+
+    def _undrain(self, fault: Fault, occurrence: Occurrence, entry: Entry, worker: MockWorker) -> None:
+        self._world.churn.recall(worker.worker_id)
+        entry.over_s = self._world.clock.now
 
     def _return_when_gone(self, occurrence: Occurrence, entry: Entry, worker: MockWorker) -> None:
         """A drained worker comes back at its time, or when it has left, whichever is later."""
@@ -433,6 +500,24 @@ class Faults:
         upset, name = self._world.churn.upset(worker.worker_id), f"{fault.index}.{occurrence.n}"
         upset.silent.add(name)
         self._until(occurrence, entry, lambda: upset.over(name))
+
+    def _errors(self, fault: Fault, occurrence: Occurrence, entry: Entry, worker: MockWorker) -> None:
+        """A worker fails a share of what reaches it; draws belong to the request and its attempt."""
+        failing, name = self._world.churn.failing, f"{fault.index}.{occurrence.n}"
+        rate = 1.0 if fault.rate is None else fault.rate
+        worker_id = worker.worker_id
+
+        def fails(request: OpenRequest) -> bool:
+            return draw(self._seed, f"engine_error {name}", request.request_id, request.migrations) < rate
+
+        failing.setdefault(worker_id, {})[name] = fails
+
+        def over() -> None:
+            failing[worker_id].pop(name, None)
+            if not failing[worker_id]:
+                del failing[worker_id]
+
+        self._until(occurrence, entry, over)
 
     def _slow_link(self, fault: Fault, occurrence: Occurrence, entry: Entry) -> str | None:
         network, link = self._network, fault.link or ALL_LINKS
@@ -529,6 +614,8 @@ _PERFORM: Mapping[str, _Performer] = {
     "partition": Faults._cut_off,
     "worker_slow": Faults._slow,
     "drain": Faults._drain,
+    "undrain": Faults._undrain,
+    "engine_error": Faults._errors,
     "event_loss": Faults._events,
     "event_delay": Faults._events,
     "report_stale": Faults._stale,

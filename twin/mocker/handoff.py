@@ -260,6 +260,10 @@ class Handoffs:
         self._asked = 0
         self.leases_expired = 0
 
+    def alone_s(self, source: WorkerId, dest: WorkerId, tokens: int) -> float:
+        """How long the KV of so many tokens would take from one worker to another if nothing else moved now."""
+        return self._mover.alone_s(Load(source, dest, tokens, -(-tokens // self.rules.block_size)))
+
     # ------------------------------------------------------------ dispatches
 
     def begin(self, request: OpenRequest) -> Handoff:

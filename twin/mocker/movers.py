@@ -16,7 +16,8 @@ from twin.topology import Topology
 
 
 class LinkMover:
-    """Moves KV between workers; `layouts` by (source group, destination group)."""
+    """Moves KV between workers; `layouts` by (source group, destination group). `each_rank`: links of single ranks may
+    slow down, so that each has its own flow."""
 
     def __init__(
         self,
@@ -26,12 +27,15 @@ class LinkMover:
         *,
         setup_s: float,
         bytes_per_token: int | None,
+        each_rank: bool = False,
     ) -> None:
         self._topology = topology
         self._layouts = layouts
         self._setup_s = setup_s
         self._bytes_per_token = bytes_per_token
-        self._one_stands_for_all = topology.own_ranks and all(layout.even for layout in layouts.values())
+        self._one_stands_for_all = (
+            not each_rank and topology.own_ranks and all(layout.even for layout in layouts.values())
+        )
         self.network = network
 
     def move(self, load: Load, on_done: Callable[[], None]) -> Transfer | None:

@@ -175,6 +175,13 @@ class MockWorker:
         self._account()
         return self.engine.made(seq)
 
+    def last_token_s(self, seq: Sequence) -> float | None:
+        """When the last token of a request came, those of steps that are over now included. Touches nothing of it."""
+        if self._plan is not None and not self.hung:
+            self._settle(self._plan)
+        made, last_s = self.engine.made(seq)
+        return last_s if made else None
+
     def cut_off(self) -> None:
         """Nobody hears of the tokens that it makes from this instant on; it works on."""
         self._account()
@@ -201,8 +208,8 @@ class MockWorker:
         """The worker stops being there; nothing that it was about to do happens."""
         self._account()
         self._plan = None
-        self._wake.callbacks = []
-        self._idle.callbacks = []
+        self._clock.drop(self._wake)
+        self._clock.drop(self._idle)
         for load in list(self._moving):
             self._stop_load(load)
         if self._lane is not None:
@@ -225,7 +232,9 @@ class MockWorker:
         stopped = Event(self._clock)
         for event in (self._wake, self._idle):
             if event.callbacks and not is_pending(event):
-                stopped.callbacks, event.callbacks = event.callbacks, []
+                stopped.callbacks = event.callbacks
+                event.callbacks = []
+                self._clock.drop(event)
                 if event is self._idle:
                     self._idle = stopped
         self._wake = stopped
@@ -258,6 +267,11 @@ class MockWorker:
                     told.remove(seq)
         self._dropped = []
         outcome.freed = True
+
+    def when_step_ends(self, what: Callable[[], None]) -> None:
+        """Let something be done when the step that is under way is over."""
+        self.cut()
+        self._at_step_end.append(what)
 
     def _finish_step(self) -> None:
         todo, self._at_step_end = self._at_step_end, []

@@ -13,18 +13,36 @@ from typing import TYPE_CHECKING
 
 from simpy.events import Event as SimEvent
 
-from policies.cluster.actions import Action, Cancel, Dispatch, DrainWorker, Enqueue, Fail, Migrate, Reject, SetTimer
+from policies.cluster.actions import (
+    Action,
+    Cancel,
+    Dispatch,
+    DrainWorker,
+    Enqueue,
+    Fail,
+    Fence,
+    Migrate,
+    Probe,
+    PublishBooking,
+    RecallWorker,
+    Reject,
+    SetTimer,
+    Unfence,
+)
 from policies.cluster.blocks import ContentTree
 from policies.cluster.controller import Controller
 from policies.cluster.events import (
     Event,
     FirstToken,
+    ProbeEnded,
     RequestArrived,
     RequestCancelled,
     RequestFailed,
     RequestFinished,
     RequestRejected,
     TimerFired,
+    WorkerFenced,
+    WorkerUnfenced,
     WorkerUp,
 )
 from policies.cluster.ids import Leg, RequestId, Role, WorkerId
@@ -51,9 +69,11 @@ from twin.perf.protocol import LatencyModel
 
 if TYPE_CHECKING:
     from twin.engine.protocol import Engine
+    from twin.mocker.canaries import Canaries
     from twin.mocker.handoff import HandoffPlan, Handoffs
     from twin.mocker.hostlanes import HostLane
     from twin.mocker.links import Network
+    from twin.mocker.routersync import RouterSync, SyncPlan
     from twin.mocker.tiers import TierPlan, Tiers
 
 _ARRIVAL, _LATE, _TIMER, _READY = int(Order.ARRIVAL), int(Order.LATE), int(Order.TIMER), int(Order.WORKER_READY)
@@ -102,8 +122,8 @@ class MockWorld:
     `key_tokens` is how many tokens one hash id of the demand stands for (None: no ids). `concurrency` closes the loop:
     at most so many units (rows, or whole sessions) at once, recorded times ignored. `handoff` says how KV goes from
     prefill workers to decode workers, where there are such. `loses_events`: messages of workers get lost or are late at
-    times, so that each counts. `network` are the links of the run, with the clock that the world is to have. What the
-    world itself draws follows from `seed`.
+    times, so that each counts. `sync` says how routers tell each other of their bookings. `network` are the links of
+    the run, with the clock that the world is to have. What the world itself draws follows from `seed`.
     """
 
     def __init__(
@@ -121,6 +141,7 @@ class MockWorld:
         network: Network | None = None,
         seed: int = 0,
         loses_events: bool = False,
+        sync: SyncPlan | None = None,
         on_end: Callable[[OpenRequest, str], None] | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> None:
@@ -164,6 +185,18 @@ class MockWorld:
         self.stuck: Callable[[], tuple[str, list[OpenRequest]] | None] = lambda: None  # whom faults hold up for good
         self.cut_short = 0  # answers that ended where the context was full, before the trace's output length
         self.handoffs = self._carriers(handoff) if handoff is not None else None
+        self.canaries: Canaries | None = None
+        self._hear = self._hear_step
+        if controller.wants(ProbeEnded):
+            from twin.mocker.canaries import Canaries
+
+            self.canaries = Canaries(self)
+            self._hear = self._note_step
+        self.sync: RouterSync | None = None
+        if sync is not None:
+            from twin.mocker.routersync import RouterSync
+
+            self.sync = RouterSync(self, sync)
         for spec in workers:
             self._expect(spec)
 
@@ -381,9 +414,20 @@ class MockWorld:
                 self.churn.cancel(action.request_id)
             case DrainWorker():
                 self.churn.drain(action.worker_id)
+            case RecallWorker():
+                self.churn.recall(action.worker_id)
+            case PublishBooking() if self.sync is not None:
+                self.sync.send(action)
             case SetTimer():
                 self._timers[action.name] = action.due_s
-                self.call(max(action.due_s, self.clock.now), _TIMER, lambda: self._fire(action))
+                put = self.clock.watch if action.background else self.call
+                put(max(action.due_s, self.clock.now), _TIMER, lambda: self._fire(action))
+            case Fence():
+                self.post(WorkerFenced(at_s=self.clock.now, worker_id=action.worker_id, cause=action.cause))
+            case Unfence():
+                self.post(WorkerUnfenced(at_s=self.clock.now, worker_id=action.worker_id, cause=action.cause))
+            case Probe() if self.canaries is not None:
+                self.canaries.probe(action)
             case _:
                 raise CapabilityError(f"the simulated world cannot perform {action!r} in this version")
 
@@ -416,7 +460,7 @@ class MockWorld:
             request.handoff = self.handoffs.begin(request)
         if self.wires.parts:
             self.wires.send(FRONTEND, action.worker_id, lambda: self._reach(request, worker, seq))
-        elif action.leg is Leg.AGG:
+        elif action.leg is Leg.AGG and not (self.churn.draining or self.churn.failing):
             refusal = worker.submit(seq)
             if refusal is not None:
                 self._refuse(request, refusal)
@@ -434,6 +478,8 @@ class MockWorld:
 
     def _submit(self, request: OpenRequest, worker: MockWorker, seq: EngineSequence) -> None:
         """A leg enters its engine; the request ends where it is refused."""
+        if (self.churn.draining or self.churn.failing) and self.churn.turns_away(request, worker, seq):
+            return
         refusal = worker.submit(seq) if seq.leg is Leg.AGG else self._submit_leg(request, worker, seq)
         if refusal is not None:
             self._refuse(request, refusal)
@@ -473,6 +519,8 @@ class MockWorld:
         self.end(request.request_id, status, reason)
 
     def _fire(self, action: SetTimer) -> None:
+        if action.background and not self.clock.waiting:
+            return  # nothing else will happen: there is nothing to watch for
         if self._timers.get(action.name) == action.due_s:
             del self._timers[action.name]
             self._post_informed(TimerFired(at_s=self.clock.now, name=action.name))
@@ -543,13 +591,19 @@ class MockWorld:
         if pool.stored or pool.removed:
             self.news.post_blocks(worker)
         if self.wires.parts:
-            self.news.hear(worker, lambda: self._hear_step(worker, outcome))
+            self.news.hear(worker, lambda: self._hear(worker, outcome))
         elif outcome.firsts or outcome.ended:
-            self._hear_step(worker, outcome)
+            self._hear(worker, outcome)
         if self.handoffs is not None:
             self.handoffs.on_step(worker, outcome)
         if self.churn.draining:
             self.churn.on_freed(worker)
+
+    def _note_step(self, worker: MockWorker, outcome: Outcome) -> None:
+        """The same where somebody wants to know who was heard of when."""
+        if self.canaries is not None and (outcome.firsts or outcome.ended or outcome.held):
+            self.canaries.heard(worker, self.clock.now)
+        self._hear_step(worker, outcome)
 
     def _hear_step(self, worker: MockWorker, outcome: Outcome) -> None:
         now_s = self.clock.now

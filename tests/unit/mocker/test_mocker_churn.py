@@ -27,6 +27,7 @@ from policies.cluster.events import (
 from policies.cluster.ids import RequestId, WorkerId
 from policies.cluster.invariants import Invariants
 from policies.cluster.state import ClusterView
+from policies.resilience.drain import DrainRules
 from policies.resilience.migration import Migration, MigrationSettings
 from policies.router.build import build
 from twin.mocker.churn import Churn
@@ -243,7 +244,7 @@ def test_an_idle_worker_leaves_at_once() -> None:
 
 @pytest.mark.parametrize("limit", [0, 1])
 def test_a_drain_that_takes_too_long_cuts_what_is_left(limit: int) -> None:
-    done = go([row(0, 0)], [(165, lambda c: c.drain(W0, 0.05))], limit=limit)
+    done = go([row(0, 0)], [(165, lambda c: c.drain(W0, DrainRules(grace_s=0.0, timeout_s=0.05)))], limit=limit)
     assert done.log.times(WorkerLost) == [("WorkerLost", 0.215)]
     assert done.status() == ["completed" if limit else "failed"]
     if limit:

@@ -1,0 +1,44 @@
+"""What routers tell each other of their bookings: the words of replica synchronisation.
+
+Plain values in events and actions; who sends what, and what a router makes of it, is `policies.router.replicas`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from policies.cluster.blocks import BlockPath
+from policies.cluster.ids import WorkerId
+
+
+class BookingStep(Enum):
+    """What became of a booking: made, its prompt computed, over."""
+
+    ADD = "add"
+    PREFILL_DONE = "prefill_done"
+    FREE = "free"
+
+
+class SyncKind(Enum):
+    """A batch of news, all that is open (`RESYNC`), or the wish for that (`ASK`)."""
+
+    NEWS = "news"
+    RESYNC = "resync"
+    ASK = "ask"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BookingOp:
+    """One step of a booking. `booking` is the name under which the request draws: another one for each attempt.
+
+    The rest belongs to `ADD`: where the request went, its prompt (`isl` tokens, the content of its blocks), and how
+    many of these blocks the worker had.
+    """
+
+    step: BookingStep
+    booking: str
+    worker_id: WorkerId | None = None
+    isl: int = 0
+    blocks: BlockPath | None = None
+    overlap_blocks: int = 0
