@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import IntEnum
 from functools import partial
-from heapq import heappush
+from heapq import heappop, heappush
 
 from simpy import Environment
 from simpy.events import PENDING, Event
@@ -48,6 +48,23 @@ class Clock(Environment):
     def over_s(self) -> float:
         """Steps that end by then are over."""
         return before(self.now) if self.early else self.now
+
+    def run(self, until: object = None) -> None:
+        """Until nothing is left to happen: SimPy's own loop, without what a run to an end needs beside it."""
+        assert until is None
+        queue, pop = self._queue, heappop
+        while queue:
+            self._now, _, _, event = pop(queue)
+            callbacks, event.callbacks = event.callbacks, None  # type: ignore[assignment]
+            for callback in callbacks:
+                callback(event)
+            if not event._ok and not hasattr(event, "_defused"):
+                raise event._value  # a process of ours has failed
+
+    @property
+    def is_due(self) -> bool:
+        """Whether anything else happens at this very instant."""
+        return bool(self._queue) and self._queue[0][0] <= self._now
 
     @property
     def waiting(self) -> int:

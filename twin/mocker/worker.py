@@ -1,4 +1,4 @@
-"""One simulated worker: a SimPy process around one engine.
+"""One simulated worker: what SimPy events do to one engine.
 
 It plans, waits for the end, commits, hands the outcome to the world, and starts again; an arrival in the middle of a
 leap moves its end. Which worker gets what is not decided here.
@@ -6,7 +6,7 @@ leap moves its end. Which worker gets what is not decided here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -75,8 +75,7 @@ class MockWorker:
         self._step_start = Order.STEP_START + up.worker_id
         self.attentive = False  # somebody waits for the end of the very next step: no leap may go past it
         self._plan: StepPlan | None = None
-        self._idle = Event(clock)
-        self._wake: Event = self._idle
+        self._idle = self._wake = Event(clock)
         self._dropped: list[Sequence] = []
         self._lane = lane
         self._loads: list[HostLoad] = getattr(engine, "pending_loads", [])
@@ -87,7 +86,7 @@ class MockWorker:
         self.down_s: float | None = None  # since when
         self.fenced = False  # known to be gone: what it said before is not believed any more
         self.hung = False  # takes requests and does nothing
-        clock.process(self._run())
+        self._rest()
 
     @property
     def worker_id(self) -> WorkerId:
@@ -307,42 +306,51 @@ class MockWorker:
         """Running, waiting, active and cached blocks at `at_s`, in the middle of a leap too."""
         return self.engine.load(self._plan, at_s)
 
-    def _run(self) -> Generator[Event, None, None]:
+    # ------------------------------------------------------------ one step after the other
+
+    def _rest(self) -> None:
+        """Wait until there is something to do."""
+        self._idle = Event(self._clock)
+        self._idle.callbacks.append(self._next)
+
+    def _next(self, _: Event | None = None) -> None:
+        """Plan the next step and begin it, or rest."""
         clock, engine, lane = self._clock, self.engine, self._lane
-        while True:
-            yield self._idle
-            plan = engine.plan(clock.now)
-            if self._loads:
-                self._begin_loads()
-            if lane is not None:
-                lane.attend()
-            while plan is not None:
-                self._plan = plan
-                if self.attentive and plan.steps > 1:
-                    engine.truncate(plan, clock.now)
-                self._wake = clock.at(plan.end_s, self._step_end)
-                if plan.evict_s is not None:
-                    self._on_evicting(self, plan)
-                yield self._wake
-                self._plan = None
-                outcome = engine.commit(plan)
-                if self._dropped:
-                    self._let_go(outcome)
-                if self._at_step_end:
-                    self._finish_step()
-                if self._loaded:
-                    for seq in self._loaded:
-                        engine.loaded(seq)  # type: ignore[attr-defined]
-                    self._loaded.clear()
-                if lane is not None:
-                    lane.attend()
-                self._on_step(self, outcome)
-                if clock.peek() <= clock.now:  # something else is due at this instant: it goes first
-                    self._wake = clock.at(clock.now, self._step_start)
-                    yield self._wake
-                plan = engine.plan(clock.now)
-                if self._loads:
-                    self._begin_loads()
-                if lane is not None:
-                    lane.attend()
-            self._idle = Event(clock)
+        plan = engine.plan(clock._now)
+        if self._loads:
+            self._begin_loads()
+        if lane is not None:
+            lane.attend()
+        if plan is None:
+            self._rest()
+            return
+        self._plan = plan
+        if self.attentive and plan.steps > 1:
+            engine.truncate(plan, clock.now)
+        wake = self._wake = clock.at(plan.end_s, self._step_end)
+        wake.callbacks.append(self._end)
+        if plan.evict_s is not None:
+            self._on_evicting(self, plan)
+
+    def _end(self, _: Event) -> None:
+        """The step is over: what came of it is told, and the next one begins when everything else is done."""
+        clock, engine, lane, plan = self._clock, self.engine, self._lane, self._plan
+        assert plan is not None
+        self._plan = None
+        outcome = engine.commit(plan)
+        if self._dropped:
+            self._let_go(outcome)
+        if self._at_step_end:
+            self._finish_step()
+        if self._loaded:
+            for seq in self._loaded:
+                engine.loaded(seq)  # type: ignore[attr-defined]
+            self._loaded.clear()
+        if lane is not None:
+            lane.attend()
+        self._on_step(self, outcome)
+        if clock.is_due:  # something else is due at this instant: it goes first
+            self._wake = clock.at(clock.now, self._step_start)
+            self._wake.callbacks.append(self._next)
+        else:
+            self._next()

@@ -126,6 +126,43 @@ class MockWorld:
     the run, with the clock that the world is to have. What the world itself draws follows from `seed`.
     """
 
+    __slots__ = (  # more than 30 attributes in a dictionary are slow to read
+        "_arriving",
+        "_concurrency",
+        "_demand",
+        "_has_keys",
+        "_hear",
+        "_network",
+        "_on_end",
+        "_progress",
+        "_router",
+        "_seed",
+        "_sinks",
+        "_tiers",
+        "_timers",
+        "_trees",
+        "_units",
+        "block_tiers",
+        "canaries",
+        "churn",
+        "clock",
+        "controller",
+        "cut_short",
+        "ended",
+        "handoffs",
+        "last_end_s",
+        "news",
+        "open",
+        "partitions",
+        "specs",
+        "starts",
+        "stuck",
+        "sync",
+        "tree",
+        "wires",
+        "workers",
+    )
+
     def __init__(
         self,
         *,
