@@ -16,7 +16,7 @@ from heapq import heappush
 from simpy import Environment
 from simpy.events import PENDING, Event
 
-from twin.engine.ticks import before
+from twin.engine.ticks import LAST_S, before, beyond
 
 
 class Order(IntEnum):
@@ -66,12 +66,16 @@ class Clock(Environment):
 
     def put(self, event: Event, at_s: float, order: int) -> None:
         """Let a pending event happen at `at_s`."""
+        if at_s > LAST_S:
+            raise beyond(at_s)
         event._ok = True
         event._value = None
         heappush(self._queue, (at_s, order, next(self._eid), event))  # type: ignore[misc]
 
     def at(self, at_s: float, order: int) -> Event:
         """A new event that happens at `at_s`."""
+        if at_s > LAST_S:
+            raise beyond(at_s)
         event = Event(self)
         event._ok = True
         event._value = None
