@@ -49,6 +49,8 @@ def same_timestamps(a: Run, b: Run) -> None:
     assert left.equals(right), "leaping changed a request"
     assert pq.read_table(a.folder / "decisions.parquet").equals(pq.read_table(b.folder / "decisions.parquet"))
     assert a.rows("steps") != b.rows("steps"), "nothing was leapt: the comparison means nothing"
+    waiting = [[worker.peak_waiting for worker in r.report.workers] for r in (a, b)]
+    assert waiting[0] == waiting[1], "leaping changed how many waited"
 
 
 @pytest.mark.slow
@@ -60,6 +62,17 @@ def test_leaping_changes_no_timestamp_of_the_bundled_trace(sets: tuple[str, ...]
     same_timestamps(leapt, stepped)
     if sets:
         assert leapt.report.preemptions > 0, "the pool was meant to be too small"
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang", "trtllm"])
+def test_leaping_changes_no_request_and_no_peak_on_a_tiny_pool(kind: str, tmp_path: Path) -> None:
+    """Requests come while a leap is under way and cannot be let in: they wait with and without it."""
+    blocks = {"vllm": 100, "sglang": 1600, "trtllm": 50}[kind]
+    sets = (f"workers.engine.kind={kind}", f"workers.engine.kv_blocks={blocks}", "workers.count=3")
+    leapt = run(AZURE, tmp_path / "leap", *sets, flags={"--limit": "300"})
+    stepped = run(AZURE, tmp_path / "step", *sets, flags={"--limit": "300"}, leap=False)
+    same_timestamps(leapt, stepped)
+    assert max(worker.peak_waiting for worker in leapt.report.workers) > 5
 
 
 @pytest.mark.slow
