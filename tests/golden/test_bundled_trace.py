@@ -6,6 +6,7 @@ Figures are not fixed here (they may change with the latency model); that two wa
 from __future__ import annotations
 
 import filecmp
+import json
 import os
 import subprocess
 import sys
@@ -73,6 +74,19 @@ def test_leaping_changes_no_request_and_no_peak_on_a_tiny_pool(kind: str, tmp_pa
     stepped = run(AZURE, tmp_path / "step", *sets, flags={"--limit": "300"}, leap=False)
     same_timestamps(leapt, stepped)
     assert max(worker.peak_waiting for worker in leapt.report.workers) > 5
+
+
+@pytest.mark.parametrize("leap", [True, False])
+def test_what_would_have_ended_on_a_lost_worker_takes_no_time(leap: bool, tmp_path: Path) -> None:
+    """All workers die at 2 s and nobody knows: what is open fails then, and the closed loop goes on at that instant."""
+    faults = [{"at_ms": 2000, "kind": "worker_down", "worker": f"pool-{n}", "detect": "silent"} for n in range(2)]
+    scenario = tmp_path / "all.json"
+    scenario.write_text(json.dumps({"version": 1, "faults": faults}), encoding="utf-8")
+    flags = {"--limit": "100", "--concurrency": "8", "--faults": str(scenario)}
+    ended = run(AZURE, tmp_path / "run", "workers.count=2", flags=flags, leap=leap).rows("requests")
+    assert {row["status"] for row in ended} == {"completed", "failed"}
+    assert {row["arrival_s"] for row in ended if row["arrival_s"] >= 2.0} == {2.0}
+    assert sum(row["arrival_s"] == 2.0 for row in ended) > 50
 
 
 @pytest.mark.slow

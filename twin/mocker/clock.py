@@ -11,12 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import IntEnum
 from functools import partial
-from heapq import heappush
+from heapq import heappop, heappush
+from typing import Any, Final
 
 from simpy import Environment
 from simpy.events import PENDING, Event
 
 from twin.engine.ticks import LAST_S, before, beyond
+
+NOBODY: Final[Any] = ()
+"""Who waits for an event that was called off, and is on the clock still."""
 
 
 class Order(IntEnum):
@@ -51,8 +55,20 @@ class Clock(Environment):
 
     @property
     def waiting(self) -> int:
-        """Events that have not happened yet and do not only look on."""
+        """Events that have not happened yet, happen to somebody and do not only look on."""
         return len(self._queue) - self.watching - self.passed_over
+
+    def run_out(self) -> None:
+        """Until nothing is left to happen. What happens to nobody takes no time: the end of a leap that was cut short,
+        or of a worker that was lost, must not be where the run ends.
+        """
+        queue, step = self._queue, self.step
+        while queue:
+            if queue[0][3].callbacks is NOBODY:
+                heappop(queue)
+                self.passed_over -= 1
+            else:
+                step()
 
     def watch(self, at_s: float, order: int, what: Callable[[], None]) -> None:
         """Let something happen that only looks on, or comes again for ever."""
@@ -95,20 +111,17 @@ class Clock(Environment):
     def move(self, event: Event, at_s: float, order: int) -> Event:
         """A new event at `at_s` that wakes whoever waits for `event`; the old one happens to nobody."""
         moved = self.at(at_s, order)
-        moved.callbacks, event.callbacks = event.callbacks, [self._pass]
+        moved.callbacks, event.callbacks = event.callbacks, NOBODY
         self.passed_over += 1
         return moved
 
     def drop(self, event: Event) -> None:
         """Let an event happen to nobody, whether it is on the clock or waits to be put there."""
-        if event.callbacks is None or event.callbacks == [self._pass]:
+        if event.callbacks is None or event.callbacks is NOBODY:
             return  # it has happened, or does so to nobody already
         on_clock = not is_pending(event)
-        event.callbacks = [self._pass] if on_clock else []
+        event.callbacks = NOBODY if on_clock else []
         self.passed_over += on_clock
-
-    def _pass(self, _: Event) -> None:
-        self.passed_over -= 1
 
 
 def is_pending(event: Event) -> bool:
