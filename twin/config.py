@@ -16,7 +16,7 @@ LARGEST = 2**31 - 1  # the largest count and length in the trace schema (int32)
 LARGEST_SEED = 2**63 - 1
 TRIGGERS = ("on_complete", "on_evict", "on_idle")
 """When blocks go down: once complete, when they leave the tier above, when the link has nothing else to do."""
-LONGEST_S = 1e9  # the longest time that can be given, 31 years
+LONGEST_S = 10**9  # the longest time that can be given, 31 years
 NO_ORIGINS: Mapping[str, str] = MappingProxyType({})
 NO_PARAMS: Mapping[str, float | str | bool] = MappingProxyType({})
 KIND_DEFAULTS: Mapping[str, Mapping[str, int]] = MappingProxyType(
