@@ -83,7 +83,8 @@ def test_what_would_have_ended_on_a_lost_worker_takes_no_time(leap: bool, tmp_pa
     scenario = tmp_path / "all.json"
     scenario.write_text(json.dumps({"version": 1, "faults": faults}), encoding="utf-8")
     flags = {"--limit": "100", "--concurrency": "8", "--faults": str(scenario)}
-    ended = run(AZURE, tmp_path / "run", "workers.count=2", flags=flags, leap=leap).rows("requests")
+    sets = ("workers.count=2", "resilience.canary_idle_s=0")
+    ended = run(AZURE, tmp_path / "run", *sets, flags=flags, leap=leap).rows("requests")
     assert {row["status"] for row in ended} == {"completed", "failed"}
     assert {row["arrival_s"] for row in ended if row["arrival_s"] >= 2.0} == {2.0}
     assert sum(row["arrival_s"] == 2.0 for row in ended) > 50
