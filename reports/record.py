@@ -148,6 +148,7 @@ class RunWriter:
         self.folder = folder
         self._replaced = (*OWN_FILES, *others)
         self._keeps = _holds_complete_run(folder)  # an earlier run that stays until `close`
+        self._made = not folder.exists()
         self._placed: list[str] = []
         self._started = _now()
         self.requests: dict[int, RequestRow] = {}
@@ -186,6 +187,18 @@ class RunWriter:
             table.close()
         for name in self._placed:
             self._part(name).unlink(missing_ok=True)
+
+    def undo(self) -> None:
+        """Leave nothing of a run that was refused before it began."""
+        if self._keeps:
+            self.discard()
+            return
+        for table in (self._requests, self._steps, self._decisions):
+            table.close()
+        for name in self._replaced:
+            (self.folder / name).unlink(missing_ok=True)
+        if self._made:
+            self.folder.rmdir()
 
     def _part(self, name: str) -> Path:
         return self.folder / f"{name}.part"

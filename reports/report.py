@@ -213,7 +213,8 @@ class Latencies:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFigures:
     """What one worker did. `requests` were sent to it, as prefill worker or to answer; input tokens and hit rate are
-    of the prompts it was to compute, output tokens of the answers it gave.
+    of the prompts it was to compute, output tokens of the answers it gave. Those wait who were sent and have not been
+    admitted for the first time.
     """
 
     worker_id: int

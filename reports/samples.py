@@ -72,6 +72,9 @@ class Sampler:
         self._rows = sum(len(part) for part in self._kept)
 
 
+WAIT_COLUMNS = ("worker_id", "prefill_worker_id", "dispatch_s", "admit_s")
+
+
 class Waits:
     """Who waited at a whole second: dispatched (dispatch_s <= t) and not admitted for the first time (t < admit_s).
 

@@ -13,9 +13,10 @@ from reports import metrics
 from reports.columns import F64, I64, Bools, Columns, distinct
 from reports.record import RunRecord
 from reports.report import RunMeta, WorkerFigures, WorkerMeta
+from reports.samples import WAIT_COLUMNS, waits_of
 
 STEP_TOTAL_COLUMNS = (
-    "worker_id", "kind", "start_s", "end_s", "steps", "running", "waiting", "active_blocks", "preempted",
+    "worker_id", "kind", "start_s", "end_s", "steps", "running", "active_blocks", "preempted",
 )  # fmt: skip
 
 
@@ -26,7 +27,7 @@ class StepTotals:
 
     def __init__(self, record: RunRecord) -> None:
         self._sums: dict[str, dict[int, float]] = {name: {} for name in ("steps", "busy_s", "running_s", "preempted")}
-        self._peaks: dict[str, dict[int, float]] = {name: {} for name in ("waiting", "active_blocks")}
+        self._peaks: dict[str, dict[int, float]] = {name: {} for name in ("active_blocks",)}
         self.workers: set[int] = set()
         self.last_s = math.nan
         for batch in record.steps.batches(STEP_TOTAL_COLUMNS):
@@ -74,6 +75,7 @@ class _RequestTotals:
         self.prompt_tokens = self._by(np.where(admitted, prompts, -1), isl)
         self.cached_tokens = self._by(np.where(admitted, prompts, -1), cached)
         self.output_tokens = self._by(answered, requests.floats("output_tokens"))
+        self.peak_waiting = _peaks_waiting(requests, ids)
 
     def _by(self, worker: I64, amount: F64 | None = None) -> F64:
         """Sum of `amount` (or count) by worker; -1 is nobody."""
@@ -81,6 +83,19 @@ class _RequestTotals:
         place = np.searchsorted(self._ids, worker[some])
         weights = None if amount is None else amount[some]
         return np.bincount(place, weights, minlength=len(self._ids)).astype(np.float64)
+
+
+def _peaks_waiting(requests: Columns, ids: I64) -> I64:
+    """The most that waited on each worker at once. From requests, so that nothing depends on how steps were cut: a
+    leap has one row, whoever comes meanwhile."""
+    worker, dispatch_s, admit_s = waits_of({name: requests.floats(name) for name in WAIT_COLUMNS})
+    peaks = np.zeros(len(ids), dtype=np.int64)
+    for place, worker_id in enumerate(ids):
+        mine = worker == worker_id
+        came, left = np.sort(dispatch_s[mine]), np.sort(admit_s[mine])
+        waiting = np.searchsorted(came, came, side="right") - np.searchsorted(left, came, side="right")
+        peaks[place] = waiting.max(initial=0)
+    return peaks
 
 
 def worker_figures(
@@ -126,7 +141,7 @@ def _one_worker(
         busy_s=busy_s,
         busy_share=metrics.busy_share(busy_s, makespan),
         mean_running=steps.sum("running_s", worker_id) / busy_s if busy_s else None,
-        peak_waiting=steps.peak("waiting", worker_id),
+        peak_waiting=int(sums.peak_waiting[place]),
         preemptions=int(steps.sum("preempted", worker_id)),
         kv_peak_blocks=steps.peak("active_blocks", worker_id),
         kv_peak_share=metrics.kv_peak_share(steps.peak("active_blocks", worker_id), worker.total_blocks),

@@ -16,6 +16,7 @@ LARGEST = 2**31 - 1  # the largest count and length in the trace schema (int32)
 LARGEST_SEED = 2**63 - 1
 TRIGGERS = ("on_complete", "on_evict", "on_idle")
 """When blocks go down: once complete, when they leave the tier above, when the link has nothing else to do."""
+LONGEST_S = 10**9  # the longest time that can be given, 31 years
 NO_ORIGINS: Mapping[str, str] = MappingProxyType({})
 NO_PARAMS: Mapping[str, float | str | bool] = MappingProxyType({})
 KIND_DEFAULTS: Mapping[str, Mapping[str, int]] = MappingProxyType(
@@ -194,9 +195,13 @@ class StartupConfig:
     bandwidth_gb_per_s: float | None = _key(
         None, "what one worker reads weights at", above=0, absent="10 (disk), 5 (object store), its links (peer)"
     )
-    boot_s: float = _key(10.0, "from the order to the first byte of weights", low=0)
+    boot_s: float = _key(10.0, "from the order to the first byte of weights", low=0, high=LONGEST_S)
     warmup_s: float | None = _key(
-        None, "from the last byte to the first request", low=0, absent="60 (vllm), 30 (sglang), 45 (trtllm)"
+        None,
+        "from the last byte to the first request",
+        low=0,
+        high=LONGEST_S,
+        absent="60 (vllm), 30 (sglang), 45 (trtllm)",
     )
 
 
@@ -311,8 +316,10 @@ class LinkConfig:
         above=0,
         absent="of the GPU (`twin hardware`); 5 for storage, 10 for disk",
     )
-    latency_s: float | None = _key(None, "before the first byte of each transfer", low=0, absent="0; 0.005 for storage")
-    desc_cost_s: float = _key(0.0, "of each separate piece of memory that a transfer moves", low=0)
+    latency_s: float | None = _key(
+        None, "before the first byte of each transfer", low=0, high=LONGEST_S, absent="0; 0.005 for storage"
+    )
+    desc_cost_s: float = _key(0.0, "of each separate piece of memory that a transfer moves", low=0, high=LONGEST_S)
     discipline: str | None = _key(
         None, "who goes first", choices=("fair", "fifo", "private"), absent="fair; fifo for pcie"
     )
@@ -365,7 +372,11 @@ class WorkerGroup:
     weights: str = _key("fp8", "number format of the weights")
     kv: str = _key("bf16", "number format of the KV cache")
     startup_s: float | None = _key(
-        None, "how long a worker that is added later takes to start", low=0, absent="by [workers.startup]"
+        None,
+        "how long a worker that is added later takes to start",
+        low=0,
+        high=LONGEST_S,
+        absent="by [workers.startup]",
     )
     loras: tuple[str, ...] | None = _key(
         None, "adapters that its workers serve; [] for none", absent="any that is asked for, at no cost in memory"
@@ -577,17 +588,17 @@ class DisaggregationConfig:
     bandwidth_gb_per_s: float | None = _key(
         None, "a link of its own for every transfer, GB = 1e9 bytes", above=0, absent="the workers' NICs, shared"
     )
-    setup_s: float = _key(0.0, "fixed cost of a transfer", low=0)
+    setup_s: float = _key(0.0, "fixed cost of a transfer", low=0, high=LONGEST_S)
     overlap: bool = _key(False, "decode-first: send KV layer by layer while the prompt is computed")
-    lease_s: float = _key(60.0, "how long a prefill worker keeps blocks that nobody fetches", above=0)
+    lease_s: float = _key(60.0, "how long a prefill worker keeps blocks that nobody fetches", above=0, high=LONGEST_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObserveConfig:
     """`[observe]`: how late the router learns things."""
 
-    report_lag_s: float = _key(0.0, "delay of the workers' load reports", low=0)
-    kv_event_lag_s: float = _key(0.0, "delay of the workers' KV events", low=0)
+    report_lag_s: float = _key(0.0, "delay of the workers' load reports", low=0, high=LONGEST_S)
+    kv_event_lag_s: float = _key(0.0, "delay of the workers' KV events", low=0, high=LONGEST_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -605,12 +616,13 @@ class ReplicasConfig:
         None,
         "until a router hears what another one has sent out",
         low=0,
+        high=LONGEST_S,
         absent="routers tell each other nothing, and each sees its own load only",
     )
-    sync_jitter_s: float = _key(0.0, "further delay of such news, drawn evenly up to this", low=0)
+    sync_jitter_s: float = _key(0.0, "further delay of such news, drawn evenly up to this", low=0, high=LONGEST_S)
     sync_loss: float = _key(0.0, "share of such news that is lost", low=0, high=1)
-    sync_batch_s: float = _key(0.001, "how long news wait to go out together", low=0)
-    kv_event_lag_s: float = _key(0.0, "KV events reach router i later by i times this", low=0)
+    sync_batch_s: float = _key(0.001, "how long news wait to go out together", low=0, high=LONGEST_S)
+    kv_event_lag_s: float = _key(0.0, "KV events reach router i later by i times this", low=0, high=LONGEST_S)
 
     @property
     def syncs(self) -> bool:
@@ -626,18 +638,26 @@ class ResilienceConfig:
     migration_max_seq_len: int | None = _key(
         None, "no migration of longer requests: prompt and delivered tokens", low=1, high=LARGEST, absent="no limit"
     )
-    detection_delay_s: float = _key(0.0, "until a broken connection is known", low=0)
-    canary_idle_s: float = _key(10.0, "silence of a worker before it gets a canary; 0: none are sent", low=0)
-    canary_timeout_s: float = _key(3.0, "until a worker that does not answer gets no new work", above=0)
+    detection_delay_s: float = _key(0.0, "until a broken connection is known", low=0, high=LONGEST_S)
+    canary_idle_s: float = _key(
+        10.0, "silence of a worker before it gets a canary; 0: none are sent", low=0, high=LONGEST_S
+    )
+    canary_timeout_s: float = _key(3.0, "until a worker that does not answer gets no new work", above=0, high=LONGEST_S)
     breaker_failures: int = _key(5, "failures in a row that fence a worker; 0: no breakers", low=0, high=LARGEST)
     breaker_share: float = _key(0.5, "share of failures that fences it too", above=0, high=1)
     breaker_requests: int = _key(20, "of at least so many answers", low=1, high=LARGEST)
-    breaker_window_s: float = _key(30.0, "in the last so many seconds", above=0)
-    breaker_open_s: float = _key(10.0, "until one request may try it again", above=0)
-    lease_ttl_s: float = _key(10.0, "until a worker without a heart-beat is known to be gone (detect = lease)", low=0)
-    grace_s: float = _key(5.0, "how long a worker that leaves still serves routers that have not heard", low=0)
-    drain_timeout_s: float = _key(900.0, "how long it may then take to finish what it has", low=0)
-    response_inactivity_s: float = _key(60.0, "until a worker that answers nothing is taken for lost", above=0)
+    breaker_window_s: float = _key(30.0, "in the last so many seconds", above=0, high=LONGEST_S)
+    breaker_open_s: float = _key(10.0, "until one request may try it again", above=0, high=LONGEST_S)
+    lease_ttl_s: float = _key(
+        10.0, "until a worker without a heart-beat is known to be gone (detect = lease)", low=0, high=LONGEST_S
+    )
+    grace_s: float = _key(
+        5.0, "how long a worker that leaves still serves routers that have not heard", low=0, high=LONGEST_S
+    )
+    drain_timeout_s: float = _key(900.0, "how long it may then take to finish what it has", low=0, high=LONGEST_S)
+    response_inactivity_s: float = _key(
+        60.0, "until a worker that answers nothing is taken for lost", above=0, high=LONGEST_S
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

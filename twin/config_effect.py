@@ -186,9 +186,9 @@ def _scheduler(group: WorkerGroup) -> Iterator[tuple[str, str]]:
     if engine.host_blocks is None:
         for name in HOST_KEYS:
             if name in changed:
-                yield f"workers.{group.name}.engine.{name}", "there is no host tier: host_blocks is not set"
+                yield name, "there is no host tier: host_blocks is not set"
     elif group.links.host is not None and engine.kind != "sglang" and "host_load_gb_per_s" in changed:
-        yield f"workers.{group.name}.engine.host_load_gb_per_s", "links.host says what loads cross"
+        yield "host_load_gb_per_s", "links.host says what loads cross"
     if engine.kind == "trtllm":
         idle = {
             "preemption": "guaranteed_no_evict preempts nobody, max_utilization the newest",
@@ -366,7 +366,7 @@ def _disaggregation(config: Config) -> Iterator[tuple[str, str]]:
         yield "disaggregation.conditional", f"mode {config.router.mode} does not know what decode workers have cached"
     if table.overlap and not config.is_destination_first:
         yield "disaggregation.overlap", "prefill-first knows the destination only when the prompt is computed"
-    if table.conditional != "off" and table.order == "decode-first":
+    if table.conditional != "off" and config.is_destination_first:
         yield "disaggregation.conditional", "decode-first places every request on a decode worker before it is computed"
 
 

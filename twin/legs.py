@@ -77,6 +77,10 @@ def handoff_plan(
 
 def _check_pair(source: Group, dest: Group) -> None:
     a, b = source.config, dest.config
+    if a.engine.kind != b.engine.kind:
+        raise CapabilityError(
+            f"{a.name} runs {a.engine.kind} and {b.name} {b.engine.kind}: no engine reads another one's KV yet"
+        )
     if source.settings.block_size != dest.settings.block_size:
         raise ConfigError(
             f"{a.name} has KV blocks of {source.settings.block_size} tokens, {b.name} of {dest.settings.block_size}: "
@@ -85,10 +89,6 @@ def _check_pair(source: Group, dest: Group) -> None:
     if (a.model, a.kv) != (b.model, b.kv):
         raise ConfigError(
             f"{a.name} serves {a.model} with {a.kv} KV and {b.name} {b.model} with {b.kv}: KV cannot be handed over"
-        )
-    if a.engine.kind != b.engine.kind:
-        raise CapabilityError(
-            f"{a.name} runs {a.engine.kind} and {b.name} {b.engine.kind}: no engine reads another one's KV yet"
         )
 
 

@@ -165,13 +165,14 @@ def _replay(
     writer = RunWriter(folder, others=OTHER_FILES)
     try:
         with _journal_sink(writer, config, trace, policy, wanted=journal) as sink:
-            hindsight = _hindsight(policy, config, trace) if explain else None
-            decides = hindsight or policy
-            controller = Controller([decides], sink) if drill is None else drill.controller(decides, sink)
-            world = _world(config, trace, groups, topology, tier_links, controller, writer, progress, drill)
-            if hindsight is not None:
-                hindsight.world = world
-            onlookers = _Onlookers(ideal=_ideal(trace, world), hindsight=hindsight)
+            with _undone_if_refused(writer):
+                hindsight = _hindsight(policy, config, trace) if explain else None
+                decides = hindsight or policy
+                controller = Controller([decides], sink) if drill is None else drill.controller(decides, sink)
+                world = _world(config, trace, groups, topology, tier_links, controller, writer, progress, drill)
+                if hindsight is not None:
+                    hindsight.world = world
+                onlookers = _Onlookers(ideal=_ideal(trace, world), hindsight=hindsight)
             complete = _simulate(world, config, writer, sink)
         report = None
         try:
@@ -236,6 +237,16 @@ def _simulate(world: MockWorld, config: Config, writer: RunWriter, journal: Jour
             raise
         return False
     return complete
+
+
+@contextmanager
+def _undone_if_refused(writer: RunWriter) -> Iterator[None]:
+    """What a cluster or a scenario turns out to lack when the world is built leaves no folder and costs no run."""
+    try:
+        yield
+    except BaseException:
+        writer.undo()
+        raise
 
 
 def _asked_requests(cut: TraceConfig, trace: Trace) -> int | None:

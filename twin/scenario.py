@@ -15,10 +15,12 @@ from typing import NamedTuple, NoReturn
 
 from policies.cluster.draws import draw, pick
 from policies.errors import CapabilityError, ConfigError
+from twin.config import LONGEST_S
 from twin.config_values import nearest
 
 VERSION = 1
 SHORTEST_EVERY_MS = 1
+MOST_TIMES_AS_LONG = 1e6
 ANY = "any"
 TIERS = ("g2", "g3", "g4")
 """Host memory, disk, remote store."""
@@ -275,7 +277,7 @@ def read_scenario(path: Path) -> Scenario:
     for index, entry in enumerate(leavers, len(faults)):
         entry.values.setdefault("kind", "client_disconnect")
         faults.append(_fault(entry, index, names))
-    delay_ms = table.number("detection_delay_ms", low=0)
+    delay_s = table.seconds("detection_delay_ms")
     return Scenario(
         path=path,
         seed=table.whole("seed", low=0),
@@ -284,7 +286,7 @@ def read_scenario(path: Path) -> Scenario:
         first_worker=first,
         migration_limit=table.whole("migration_limit", low=0),
         migration_max_seq_len=table.whole("migration_max_seq_len", low=1),
-        detection_delay_s=None if delay_ms is None else delay_ms / 1e3,
+        detection_delay_s=delay_s,
         faults=tuple(faults),
         expect=tuple(_expectation(entry) for entry in table.tables("expect")),
     )
@@ -332,7 +334,7 @@ def _fault(table: _Table, index: int, names: tuple[str, ...] | None) -> Fault:
         every_s=table.seconds("every_ms", low=SHORTEST_EVERY_MS),
         jitter_s=table.seconds("jitter_ms") or 0.0,
         count=table.whole("count", low=1),
-        mtbf_s=table.seconds("mtbf_ms", above=0),
+        mtbf_s=table.seconds("mtbf_ms", low=SHORTEST_EVERY_MS),
         mttr_s=table.seconds("mttr_ms", above=0),
         for_s=table.seconds("for_ms", above=0),
         until_s=table.seconds("until_ms"),
@@ -358,7 +360,7 @@ def _fault(table: _Table, index: int, names: tuple[str, ...] | None) -> Fault:
 
 def _factor(table: _Table, kind: str) -> float:
     """How many times as long steps take (worker_slow), or which share of its bandwidth a link has left (link_slow)."""
-    factor = table.number("factor")
+    factor = table.number("factor", high=MOST_TIMES_AS_LONG)
     if factor is None:
         return 1.0
     if kind == "worker_slow" and factor <= 1.0:
@@ -383,11 +385,28 @@ def _check(table: _Table, fault: Fault, names: tuple[str, ...] | None) -> None:
         table.refuse("for_ms", "give one of for_ms, until_ms and mttr_ms")
     if fault.until_s is not None and (fault.recurs or fault.at_s is None or fault.until_s <= fault.at_s):
         table.refuse("until_ms", "must be after at_ms, and goes with at_ms alone")
+    _check_idle(table, fault)
     _check_target(table, fault, names)
     if fault.kind == "load_surge" and fault.recurs:
         table.refuse("every_ms", "a surge happens once; write one for each time, with at_ms")
     if fault.kind == "client_disconnect" and (fault.row is None) is (fault.rate is None):
         table.refuse("row", "say which: row = N, or rate = a share of all requests")
+
+
+def _check_idle(table: _Table, fault: Fault) -> None:
+    """Keys that another one leaves without effect."""
+    if fault.kind == "client_disconnect" and fault.rate is not None:
+        for key in _WHEN:
+            if key in table.values:
+                table.refuse(key, "has no effect beside rate: clients leave within within_ms of their own arrival")
+    if fault.kind == "client_disconnect" and fault.row is not None and "within_ms" in table.values:
+        table.refuse("within_ms", "has no effect beside row: that client leaves at_ms; it goes with rate")
+    if fault.mtbf_s is not None and fault.at_s is not None:
+        table.refuse("at_ms", "has no effect beside mtbf_ms, which draws every time; give one of them")
+    if fault.count is not None and not fault.recurs:
+        table.refuse("count", "has no effect on a fault that happens once; it needs every_ms or mtbf_ms")
+    if fault.detect == "silent" and fault.detection_delay_s is not None:
+        table.refuse("detection_delay_ms", "and detect = silent say two things; give one of them")
 
 
 def _check_target(table: _Table, fault: Fault, names: tuple[str, ...] | None) -> None:
@@ -464,7 +483,7 @@ class _Table:
         if above is not None and value <= above:
             self.refuse(key, f"must be more than {above}")
         if high is not None and value > high:
-            self.refuse(key, f"must be {high} or less")
+            self.refuse(key, f"must be {high:g} or less")
         return float(value)
 
     def whole(self, key: str, *, low: int) -> int | None:
@@ -477,7 +496,7 @@ class _Table:
 
     def seconds(self, key: str, *, low: float = 0, above: float | None = None) -> float | None:
         """A key in milliseconds, as seconds."""
-        value = self.number(key, low=low, above=above)
+        value = self.number(key, low=low, above=above, high=LONGEST_S * 1e3)
         return None if value is None else value / 1e3
 
     def text(self, key: str, choices: tuple[str, ...] = ()) -> str | None:

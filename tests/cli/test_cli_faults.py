@@ -142,6 +142,25 @@ def test_the_sets_of_a_partition_are_there(between: str, says: str, twin: Twin, 
     assert says in ended.complaint
 
 
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ('kind = "link_down", link = "nic:p-7"', "faults[0]: link nic:p-7: no such lane; there are "),
+        (
+            'kind = "worker_down", role = "mixed"',
+            "faults[0]: role = 'mixed': no worker has it; there are decode, prefill",
+        ),
+    ],
+)
+def test_a_link_or_role_that_is_not_there_is_refused_before_anything_runs(
+    fault: str, says: str, twin: Twin, tmp_path: Path
+) -> None:
+    ended = twin(*legs(tmp_path, f"faults = [{{at_ms = 500, {fault}}}]"))
+    assert ended.code == 2
+    assert says in ended.complaint
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("mode", ["round-robin", "kv"])
 def test_partitions_beside_workers_that_come_and_go(mode: str, twin: Twin, tmp_path: Path) -> None:
     faults = """migration_limit = 5

@@ -95,3 +95,47 @@ def test_the_journal_of_a_synthetic_run_is_a_synthetic_trace(twin, trace: Path, 
         assert ("not marked" in shown) == ("not marked" in told)
     again = twin("replay", tmp_path / "synthetic" / "journal.jsonl", "--out", tmp_path / "again")
     assert "SYNTHETIC" in again.out
+
+
+SPLIT = """
+[[workers]]
+name = "p"
+role = "prefill"
+engine.block_size = {prefill}
+[[workers]]
+name = "d"
+role = "decode"
+engine.block_size = 16
+"""
+NOBODY = 'faults = [{at_ms = 1, kind = "worker_down", worker = "pool-9"}]'
+
+
+@pytest.mark.parametrize("options", [[], ["--journal"]])
+@pytest.mark.parametrize("what", ["a hand-off that cannot be", "a fault of nobody"])
+def test_what_is_refused_before_it_runs_leaves_nothing_and_costs_no_run(
+    twin, trace: Path, tmp_path: Path, what: str, options: list[str]
+) -> None:
+    """Also what only the built cluster can tell."""
+    config, faults, folder = tmp_path / "c.toml", tmp_path / "f.toml", tmp_path / "run"
+    config.write_text(SPLIT.format(prefill=32), encoding="utf-8")
+    faults.write_text(NOBODY, encoding="utf-8")
+    bad = ("--config", config) if what.startswith("a hand-off") else ("--faults", faults)
+    refused = twin("replay", trace, *bad, "--out", folder, *options)
+    assert refused.code == 2
+    assert ("block_size" if bad[0] == "--config" else "pool-9") in refused.complaint
+    assert not folder.exists()
+    assert twin("replay", trace, "--out", folder, "--no-html").code == 0
+    before = content(folder)
+    assert twin("replay", trace, *bad, "--out", folder, *options).code == 2
+    assert content(folder) == before
+
+
+def test_a_run_without_end_in_sight_is_one_line(twin, trace: Path, tmp_path: Path) -> None:
+    """Times that are no times any more stop the run as bad input does, not as a bug."""
+    for sets in (["trace.speedup=1e-300"], ["trace.speedup=1e-15"], ["workers.latency=fixed", *FOREVER]):
+        told = twin("replay", trace, "--out", tmp_path / "run", *(word for s in sets for word in ("--set", s)))
+        assert told.code == 2, sets
+        assert "the limit is 1e+12 s" in told.complaint
+
+
+FOREVER = ("workers.latency.decode_s=1e300", "workers.latency.prefill_s=0", "workers.latency.prefill_s_per_token=0")

@@ -6,6 +6,7 @@ Figures are not fixed here (they may change with the latency model); that two wa
 from __future__ import annotations
 
 import filecmp
+import json
 import os
 import subprocess
 import sys
@@ -49,6 +50,8 @@ def same_timestamps(a: Run, b: Run) -> None:
     assert left.equals(right), "leaping changed a request"
     assert pq.read_table(a.folder / "decisions.parquet").equals(pq.read_table(b.folder / "decisions.parquet"))
     assert a.rows("steps") != b.rows("steps"), "nothing was leapt: the comparison means nothing"
+    waiting = [[worker.peak_waiting for worker in r.report.workers] for r in (a, b)]
+    assert waiting[0] == waiting[1], "leaping changed how many waited"
 
 
 @pytest.mark.slow
@@ -60,6 +63,31 @@ def test_leaping_changes_no_timestamp_of_the_bundled_trace(sets: tuple[str, ...]
     same_timestamps(leapt, stepped)
     if sets:
         assert leapt.report.preemptions > 0, "the pool was meant to be too small"
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang", "trtllm"])
+def test_leaping_changes_no_request_and_no_peak_on_a_tiny_pool(kind: str, tmp_path: Path) -> None:
+    """Requests come while a leap is under way and cannot be let in: they wait with and without it."""
+    blocks = {"vllm": 100, "sglang": 1600, "trtllm": 50}[kind]
+    sets = (f"workers.engine.kind={kind}", f"workers.engine.kv_blocks={blocks}", "workers.count=3")
+    leapt = run(AZURE, tmp_path / "leap", *sets, flags={"--limit": "300"})
+    stepped = run(AZURE, tmp_path / "step", *sets, flags={"--limit": "300"}, leap=False)
+    same_timestamps(leapt, stepped)
+    assert max(worker.peak_waiting for worker in leapt.report.workers) > 5
+
+
+@pytest.mark.parametrize("leap", [True, False])
+def test_what_would_have_ended_on_a_lost_worker_takes_no_time(leap: bool, tmp_path: Path) -> None:
+    """All workers die at 2 s and nobody knows: what is open fails then, and the closed loop goes on at that instant."""
+    faults = [{"at_ms": 2000, "kind": "worker_down", "worker": f"pool-{n}", "detect": "silent"} for n in range(2)]
+    scenario = tmp_path / "all.json"
+    scenario.write_text(json.dumps({"version": 1, "faults": faults}), encoding="utf-8")
+    flags = {"--limit": "100", "--concurrency": "8", "--faults": str(scenario)}
+    sets = ("workers.count=2", "resilience.canary_idle_s=0")
+    ended = run(AZURE, tmp_path / "run", *sets, flags=flags, leap=leap).rows("requests")
+    assert {row["status"] for row in ended} == {"completed", "failed"}
+    assert {row["arrival_s"] for row in ended if row["arrival_s"] >= 2.0} == {2.0}
+    assert sum(row["arrival_s"] == 2.0 for row in ended) > 50
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ That is why leaping cannot change an instant (specs: engine 16.5).
 
 from __future__ import annotations
 
+from twin.engine.ticks import beyond
 from twin.perf.protocol import DecodePiece
 
 
@@ -29,7 +30,10 @@ class Epoch:
         g0, g1, g2, _ = self.piece  # type: ignore[misc]
         n = self.done + steps
         end_s = self.start_s + n * (g0 + (n - 1) * (0.5 * g1 + g2 * (2 * n - 1) / 6.0))
-        return int(end_s * 1e9 + 0.5) / 1e9
+        try:
+            return int(end_s * 1e9 + 0.5) / 1e9
+        except (OverflowError, ValueError):
+            raise beyond(end_s) from None
 
     def steps_to(self, at_s: float, start_s: float, end_s: float, planned: int) -> int:
         """In which of the `planned` steps between `start_s` and `end_s` the instant `at_s` falls, from 1."""

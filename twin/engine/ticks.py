@@ -6,6 +6,11 @@ not depend on the order in which durations were added. Exact for runs of up to 1
 
 from __future__ import annotations
 
+from policies.errors import EngineError
+
+LAST_S = 1e12
+"""No run goes on for longer: 31,000 years, which only a wrong figure asks for."""
+
 
 def before(at_s: float) -> float:
     """The last instant before `at_s`: whatever has happened by then came before everything that happens at `at_s`."""
@@ -14,4 +19,15 @@ def before(at_s: float) -> float:
 
 def instant(seconds: float) -> float:
     """The instant nearest to `seconds` (not negative)."""
-    return int(seconds * 1e9 + 0.5) / 1e9
+    try:
+        return int(seconds * 1e9 + 0.5) / 1e9
+    except (OverflowError, ValueError):
+        raise beyond(seconds) from None
+
+
+def beyond(seconds: float) -> EngineError:
+    """What stops a run that would go on past `LAST_S`."""
+    return EngineError(
+        f"the run comes to something that happens {seconds:.3g} s after its start, the limit is {LAST_S:.0e} s: a time "
+        "of the configuration or the trace is too long, or a rate or bandwidth too low (--show-config prints them)"
+    )

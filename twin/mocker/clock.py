@@ -12,11 +12,15 @@ from collections.abc import Callable
 from enum import IntEnum
 from functools import partial
 from heapq import heappop, heappush
+from typing import Any, Final
 
 from simpy import Environment
 from simpy.events import PENDING, Event
 
-from twin.engine.ticks import before
+from twin.engine.ticks import LAST_S, before, beyond
+
+NOBODY: Final[Any] = ()
+"""Who waits for an event that was called off, and is on the clock still."""
 
 
 class Order(IntEnum):
@@ -49,18 +53,6 @@ class Clock(Environment):
         """Steps that end by then are over."""
         return before(self.now) if self.early else self.now
 
-    def run(self, until: object = None) -> None:
-        """Until nothing is left to happen: SimPy's own loop, without what a run to an end needs beside it."""
-        assert until is None
-        queue, pop = self._queue, heappop
-        while queue:
-            self._now, _, _, event = pop(queue)
-            callbacks, event.callbacks = event.callbacks, None  # type: ignore[assignment]
-            for callback in callbacks:
-                callback(event)
-            if not event._ok and not hasattr(event, "_defused"):
-                raise event._value  # a process of ours has failed
-
     @property
     def is_due(self) -> bool:
         """Whether anything else happens at this very instant."""
@@ -68,8 +60,26 @@ class Clock(Environment):
 
     @property
     def waiting(self) -> int:
-        """Events that have not happened yet and do not only look on."""
+        """Events that have not happened yet, happen to somebody and do not only look on."""
         return len(self._queue) - self.watching - self.passed_over
+
+    def run_out(self) -> None:
+        """Until nothing is left to happen. What happens to nobody takes no time: the end of a leap that was cut short,
+        or of a worker that was lost, must not be where the run ends.
+        """
+        queue, pop = self._queue, heappop
+        while queue:  # SimPy's own step, written out: hot
+            at_s, _, _, event = pop(queue)
+            callbacks = event.callbacks
+            if callbacks is NOBODY:
+                self.passed_over -= 1
+                continue
+            self._now = at_s
+            event.callbacks = None  # type: ignore[assignment]
+            for callback in callbacks:
+                callback(event)
+            if not event._ok and not hasattr(event, "_defused"):
+                raise event._value  # a process of ours has failed
 
     def watch(self, at_s: float, order: int, what: Callable[[], None]) -> None:
         """Let something happen that only looks on, or comes again for ever."""
@@ -83,12 +93,16 @@ class Clock(Environment):
 
     def put(self, event: Event, at_s: float, order: int) -> None:
         """Let a pending event happen at `at_s`."""
+        if at_s > LAST_S:
+            raise beyond(at_s)
         event._ok = True
         event._value = None
         heappush(self._queue, (at_s, order, next(self._eid), event))  # type: ignore[misc]
 
     def at(self, at_s: float, order: int) -> Event:
         """A new event that happens at `at_s`."""
+        if at_s > LAST_S:
+            raise beyond(at_s)
         event = Event(self)
         event._ok = True
         event._value = None
@@ -108,20 +122,17 @@ class Clock(Environment):
     def move(self, event: Event, at_s: float, order: int) -> Event:
         """A new event at `at_s` that wakes whoever waits for `event`; the old one happens to nobody."""
         moved = self.at(at_s, order)
-        moved.callbacks, event.callbacks = event.callbacks, [self._pass]
+        moved.callbacks, event.callbacks = event.callbacks, NOBODY
         self.passed_over += 1
         return moved
 
     def drop(self, event: Event) -> None:
         """Let an event happen to nobody, whether it is on the clock or waits to be put there."""
-        if event.callbacks is None or event.callbacks == [self._pass]:
+        if event.callbacks is None or event.callbacks is NOBODY:
             return  # it has happened, or does so to nobody already
         on_clock = not is_pending(event)
-        event.callbacks = [self._pass] if on_clock else []
+        event.callbacks = NOBODY if on_clock else []
         self.passed_over += on_clock
-
-    def _pass(self, _: Event) -> None:
-        self.passed_over -= 1
 
 
 def is_pending(event: Event) -> bool:

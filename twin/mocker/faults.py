@@ -89,6 +89,13 @@ class Faults:
         for fault in scenario.faults:
             if network is None and (fault.link is not None or fault.kind == "tcp_fallback"):
                 raise CapabilityError(f"{fault.where}: {no_links}")
+            roles = sorted({spec.role.value for spec in world.specs.values()})
+            if fault.role is not None and fault.role not in roles:
+                raise ConfigError(
+                    f"{fault.where}: role = {fault.role!r}: no worker has it; there are {', '.join(roles)}"
+                )
+            if network is not None and fault.link is not None:
+                _check_link(network, fault.link, fault.where)
             if fault.between is not None:
                 self._two_sets(fault)
         for fault in scenario.faults if world.block_tiers is None else ():
@@ -581,6 +588,14 @@ class Faults:
         if request is not None and request.row.row == row:
             self._world.churn.cancel(request_id)
             self.timeline.append(entry)
+
+
+def _check_link(network: Network, link: str, where: str) -> None:
+    """Refuse a link that is not there before anything runs."""
+    try:
+        network.lanes_of(link)
+    except ConfigError as why:
+        raise ConfigError(f"{where}: {why}") from None
 
 
 def _whom(fault: Fault) -> str:

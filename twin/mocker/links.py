@@ -179,7 +179,7 @@ class Network:
         """
         if not 0.0 <= factor < float("inf"):
             raise ConfigError(f"link {link}: factor {factor:g}; it must be 0 or more and finite")
-        for lane in self._named(link):
+        for lane in self.lanes_of(link):
             usual = self._fluid.lane(lane).link.bytes_per_s
             self._fluid.set_bandwidth(self._clock.now, lane, usual * factor)
         self._arm()
@@ -200,7 +200,8 @@ class Network:
         self._fluid.audit(self._clock.now)
         self._arm()
 
-    def _named(self, link: str) -> list[str]:
+    def lanes_of(self, link: str) -> list[str]:
+        """The lanes that a name of `slow` means. Raises ConfigError where there are none."""
         if link in self._fluid.lanes:
             return [link]
         if link == ALL_LINKS:

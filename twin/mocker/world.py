@@ -307,13 +307,13 @@ class MockWorld:
         raises EngineError, naming them, when open requests cannot proceed for no such reason."""
         clock = self.clock
         clock.process(self._closed_loop() if self._concurrency is not None else self._open_loop())
-        clock.run()
+        clock.run_out()
         while self.open and (found := self.stuck()) is not None:
             why, held_up = found
             for request in held_up:
                 if not request.closed:
                     self.churn.give_up(request, "failed", why)
-            clock.run()
+            clock.run_out()
         if self.open:
             names = ", ".join(f"{r!r} ({self._where(o)})" for r, o in list(self.open.items())[:5])
             more = len(self.open) - 5

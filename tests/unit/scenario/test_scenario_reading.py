@@ -113,6 +113,38 @@ def test_json_says_the_same(tmp_path: Path) -> None:
             )
         ),
         ('faults = [{every_ms = 0.001, kind = "drain", worker = "any"}]', "every_ms = 0.001: must be 1 or more"),
+        ('faults = [{mtbf_ms = 0.001, kind = "drain", worker = "any"}]', "mtbf_ms = 0.001: must be 1 or more"),
+        (
+            'faults = [{at_ms = 1, mtbf_ms = 5, kind = "drain", worker = "any"}]',
+            "at_ms = 1: has no effect beside mtbf_ms",
+        ),
+        (
+            'faults = [{at_ms = 1, count = 2, kind = "drain", worker = "any"}]',
+            "count = 2: has no effect on a fault that",
+        ),
+        *(
+            (
+                f'faults = [{{{key} = 9, kind = "client_disconnect", rate = 0.5}}]',
+                f"{key} = 9: has no effect beside rate",
+            )
+            for key in ("at_ms", "every_ms", "mtbf_ms")
+        ),
+        (
+            'faults = [{at_ms = 1, kind = "client_disconnect", row = 0, within_ms = 5}]',
+            "within_ms = 5: has no effect beside row",
+        ),
+        (
+            'faults = [{at_ms = 1, kind = "worker_down", worker = "any", detect = "silent", detection_delay_ms = 5}]',
+            "detection_delay_ms = 5: and detect = silent say two things",
+        ),
+        (
+            'faults = [{at_ms = 1e13, kind = "drain", worker = "any"}]',
+            "at_ms = 10000000000000.0: must be 1e+12 or less",
+        ),
+        (
+            'faults = [{at_ms = 1, kind = "worker_slow", worker = "any", factor = 1e300}]',
+            "factor = 1e+300: must be 1e+06 or less",
+        ),
         ('faults = [{every_ms = 5, mtbf_ms = 5, kind = "drain", worker = "any"}]', "give one of them"),
         ('faults = [{every_ms = 5, jitter_ms = 4, kind = "drain", worker = "any"}]', "at most half of every_ms"),
         ('faults = [{at_ms = 5, kind = "event_loss", worker = "any", rate = 2}]', "rate = 2: must be 1 or less"),

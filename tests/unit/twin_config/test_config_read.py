@@ -427,6 +427,11 @@ def test_a_bad_table_of_the_router_is_refused_with_its_place(toml, text: str, li
             ["router.mode=kv", "workers.kvbm.cpu_cache_gb=1", "router.shared_cache_multiplier=0.5"],
             "router.shared_cache_multiplier",
         ),
+        (["workers.engine.host_offload=on_store"], "--set: workers.pool.engine.host_offload"),
+        (
+            ["workers.engine.host_blocks=9", "workers.links.host=pcie", "workers.engine.host_load_gb_per_s=3"],
+            "--set: workers.pool.engine.host_load_gb_per_s",
+        ),
     ],
 )
 def test_an_option_without_effect_is_refused_or_listed(sets: list[str], key: str) -> None:
