@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from policies.errors import ConfigError
 from reports import text
+from reports.bars import Bars, draw_bars
 from reports.files import whole_file
+from reports.kv_tiers import tier_bars
 from reports.metrics import DEFINITIONS, Distribution, definition
 from reports.plots import run_charts
 from reports.record import REPORT_HTML, RunRecord
@@ -112,6 +114,13 @@ def page_charts(charts: Sequence[Chart]) -> list[dict[str, object]]:
     ]
 
 
+def page_bars(bars: Sequence[Bars]) -> list[dict[str, object]]:
+    """Bars as the template takes them: drawn, with their legend."""
+    from markupsafe import Markup
+
+    return [{"title": one.title, "note": one.note, "svg": Markup(draw_bars(one)), "legend": one.legend} for one in bars]
+
+
 def _page(record: RunRecord, report: Report, complete: bool) -> dict[str, object]:
     return {
         "title": title(report),
@@ -121,6 +130,7 @@ def _page(record: RunRecord, report: Report, complete: bool) -> dict[str, object
         "sla": None if report.sla is None else _sla(report.sla),
         "latency": _latency(report),
         "charts": page_charts(run_charts(record, report)),
+        "bars": page_bars(list(tier_bars(report))),
         "groups": _groups(report),
         "workers": _workers(report),
         "routing": _routing(report),

@@ -1,14 +1,17 @@
-"""What block managers did, in lines for a person: where prompts were found, what moved between tiers, what went wrong.
+"""What KV tiers did, in lines for a person and as bars: where prompts were found, what moved, what went wrong.
 
-Words and sums only; the figures are those of `RunMeta.kvbm`.
+Words and sums only; the figures are those of `RunMeta` (`kvbm`, `tiers`, `moved_bytes`). A run without tiers below its
+devices gets none of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from reports import text
+from reports.bars import Bars, Part, Row
+from reports.report import Report
 
 TIERS: Final = {"g1": "device", "g2": "host memory", "g3": "disk", "g4": "remote store"}
 _MISSES: Final = {
@@ -20,6 +23,9 @@ _MISSES: Final = {
     "last_token": "of the last token",
 }
 _TROUBLES: Final = ("failed_reads", "failed_writes", "dropped", "skipped")
+
+_COLOURS: Final = {"g1": 0, "g2": 2, "g3": 1, "g4": 3}
+_BOUND_COLOUR: Final = 5
 
 Counts = Mapping[str, int]
 
@@ -40,6 +46,74 @@ def tier_lines(kvbm: Mapping[str, object]) -> Iterator[str]:
     edges = kvbm.get("edges")
     for tier, edge in edges.items() if isinstance(edges, Mapping) else ():
         yield f"{TIERS.get(tier, tier)}: {_edge(_counts(edge))}"
+
+
+def tier_bars(report: Report) -> Iterator[Bars]:
+    """Where prompt blocks were found, and how many bytes went down and came up; nothing for a run without tiers."""
+    found = report.meta.tiers
+    if report.meta.kvbm or any(found.get(f"{tier}_hit_blocks") for tier in TIERS if tier != "g1"):
+        if found.get("lookup_blocks"):
+            yield _hit_bars(report)
+        moved = list(_moved(report))
+        if any(n for _, n, _ in moved):
+            yield _moved_bars(moved)
+
+
+def _hit_bars(report: Report) -> Bars:
+    """The hit rate in blocks, in one bar of a part for each tier; below it what an endless cache would have had."""
+    found, edges = report.meta.tiers, _edges(report)
+    looked = found["lookup_blocks"]
+    blocks = {tier: found.get(f"{tier}_hit_blocks", 0) for tier in TIERS}
+    parts = [
+        Part(label=name, value=blocks[tier] / looked, colour=_COLOURS[tier], says=_share(blocks[tier], looked))
+        for tier, name in TIERS.items()
+        if blocks[tier] or tier == "g1" or tier in edges
+    ]
+    rows = [Row(label="found", parts=parts, says=_share(sum(blocks.values()), looked))]
+    bound = report.hit_bound.upper_bound if report.hit_bound else None
+    if bound is not None:
+        says = text.share(bound)
+        part = Part(label="endless cache", value=bound, colour=_BOUND_COLOUR, says=says)
+        rows.append(Row(label="upper bound", parts=[part], says=says))
+    return Bars(
+        title="Hit rate by tier",
+        note=f"share of {text.count(looked)} full prompt blocks, at first admissions; the frame is all of them",
+        rows=rows,
+        full=1.0,
+        legend=[(f"{part.label} {part.says}", part.colour) for part in parts],
+    )
+
+
+def _moved(report: Report) -> Iterator[tuple[str, int, int]]:
+    """What went down to each tier and came up from it: label, bytes, colour."""
+    edges = _edges(report)
+    for tier, edge in edges.items():
+        name, colour = TIERS.get(tier, tier), _COLOURS.get(tier, _BOUND_COLOUR)
+        yield f"down to {name}", edge.get("stored_bytes", 0), colour
+        yield f"up from {name}", edge.get("loaded_bytes", 0), colour
+    if not edges:  # a plain host tier of the engine: loads are known where they cross a link, what goes down is not
+        yield f"up from {TIERS['g2']}", report.meta.moved_bytes.get("host", 0), _COLOURS["g2"]
+
+
+def _moved_bars(moved: Sequence[tuple[str, int, int]]) -> Bars:
+    return Bars(
+        title="Bytes moved between tiers",
+        note="down: stored in a tier; up: loaded from it to a device",
+        rows=[
+            Row(label=label, parts=[Part(label=label, value=n, colour=colour, says=_bytes(n))], says=_bytes(n))
+            for label, n, colour in moved
+        ],
+        full=max(n for _, n, _ in moved),
+    )
+
+
+def _bytes(n: int) -> str:
+    return f"{text.large(n)}B" if n >= 1000 else f"{n} B"
+
+
+def _edges(report: Report) -> dict[str, Counts]:
+    edges = report.meta.kvbm.get("edges")
+    return {tier: _counts(edge) for tier, edge in edges.items()} if isinstance(edges, Mapping) else {}
 
 
 def _edge(edge: Counts) -> str:
