@@ -30,7 +30,7 @@ ROWS = {
     "kv, host, shared disk": f"--router kv {HOST} {DISK}",
     "round robin, host, shared disk": f"--router round-robin {HOST} {DISK}",
 }
-TIERS = {"g1": "device", "g2": "host", "g3": "disk"}
+FOUND = "found, %"
 
 Figure = Callable[["Run"], float | None]
 
@@ -41,12 +41,18 @@ class Run(NamedTuple):
     report: Mapping[str, Any]
     cpu_s: float
 
+    @property
+    def reached(self) -> float:
+        """The percentage of full prompt blocks found anywhere."""
+        return 100 * self.report["hit_bound"]["reached"]
+
     def found(self, tier: str) -> float | None:
-        """The share of full prompt blocks found in a tier; without tiers, all that was found is on the device."""
-        hits = self.report["meta"]["kvbm"].get("hits")
-        if hits is None:
-            return self.report["hit_bound"]["reached"] if tier == "g1" else None
-        return hits[tier] / hits["lookups"] if tier in self.report["meta"]["kvbm"]["edges"] or tier == "g1" else None
+        """The percentage of full prompt blocks found in a tier; without tiers, all that was found is on the device."""
+        kvbm = self.report["meta"]["kvbm"]
+        if not kvbm:
+            return self.reached if tier == "g1" else None
+        hits = kvbm["hits"]
+        return 100 * hits[tier] / hits["lookups"] if tier == "g1" or tier in kvbm["edges"] else None
 
     def moved(self, way: str) -> float | None:
         """Terabytes stored in, or loaded from, each tier below the devices, summed."""
@@ -57,10 +63,10 @@ class Run(NamedTuple):
 COLUMNS: dict[str, tuple[Figure, str]] = {
     "TTFT mean, s": (lambda run: run.report["latency"]["ttft_s"]["mean"], "{:.2f}"),
     "p95, s": (lambda run: run.report["latency"]["ttft_s"]["p95"], "{:.2f}"),
-    "found": (lambda run: run.report["hit_bound"]["reached"], "{:.1%}"),
-    "device": (lambda run: run.found("g1"), "{:.1%}"),
-    "host": (lambda run: run.found("g2"), "{:.1%}"),
-    "disk": (lambda run: run.found("g3"), "{:.1%}"),
+    FOUND: (lambda run: run.reached, "{:.1f}"),
+    "on device": (lambda run: run.found("g1"), "{:.1f}"),
+    "host": (lambda run: run.found("g2"), "{:.1f}"),
+    "disk": (lambda run: run.found("g3"), "{:.1f}"),
     "down, TB": (lambda run: run.moved("stored"), "{:.1f}"),
     "up, TB": (lambda run: run.moved("loaded"), "{:.1f}"),
     "CPU, s": (lambda run: run.cpu_s, "{:.0f}"),
@@ -102,7 +108,7 @@ def markdown(table: Mapping[str, Sequence[Run]]) -> list[str]:
     (bound,) = bounds  # of the trace alone: neither router nor seed may move it
     rows = [[name, *(cell([figure(run) for run in runs], form) for figure, form in COLUMNS.values())]
             for name, runs in table.items()]  # fmt: skip
-    ideal = ["ideal", *(f"{bound:.2%}" if name == "found" else "-" for name in COLUMNS)]
+    ideal = ["ideal (bound)", *(f"{100 * bound:.2f}" if name == FOUND else "-" for name in COLUMNS)]
     head = ["", *COLUMNS]
     return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows, ideal)]
 

@@ -35,12 +35,16 @@ def test_the_reference_documents_are_up_to_date(root: Path) -> None:
 
 def test_every_document_is_in_the_index(root: Path) -> None:
     index = (root / "docs" / "README.md").read_text(encoding="utf-8")
-    documents = {path.name for path in (root / "docs").glob("*.md")} - {"README.md"}
+    docs = root / "docs"
+    paths = [*docs.glob("*.md"), *(docs / "results").glob("*.md")]
+    documents = {str(path.relative_to(docs)) for path in paths} - {"README.md"}
+    assert any(name.startswith("results/") for name in documents)
     assert {name for name in documents if f"]({name})" not in index} == set()
 
 
 def test_links_between_documents_lead_somewhere(root: Path) -> None:
-    documents = [*root.glob("*.md"), *(root / "docs").glob("*.md"), root / "traces" / "README.md"]
+    folders = (root, root / "docs", root / "docs" / "results")
+    documents = [*(path for folder in folders for path in folder.glob("*.md")), root / "traces" / "README.md"]
     links = [
         (document, link)
         for document in documents
