@@ -1,12 +1,12 @@
-"""Mode kv without block events, or ahead of them: examples A1 to A5 through the whole policy, and what is said of it."""
+"""Mode kv without block events, or ahead of them: examples A1 to A5 through the policy, and what it says of itself."""
 
 from __future__ import annotations
 
 import pytest
 from builders import Scene, router, router_settings, worker
 
-from policies.cluster.actions import Candidate, Dispatch
-from policies.cluster.events import BlocksCleared, BlocksRemoved, BlocksStored, PrefillDone, RequestArrived
+from policies.cluster.actions import Candidate, Dispatch, PublishBooking
+from policies.cluster.events import BlocksCleared, BlocksRemoved, BlocksStored, PeerBooking, PrefillDone, RequestArrived
 from policies.cluster.ids import Leg, RequestId, Role, WorkerId
 from policies.cluster.state import ClusterView
 from policies.errors import ConfigError
@@ -191,9 +191,13 @@ def test_a_peer_that_is_heard_of_is_guessed_from_too() -> None:
     routers = [Kv(settings), Kv(settings)]
     fleet = ReplicaSettings(count=2, spread="round-robin", seed=1, sync=True, batch_s=0.0, kv_lag_s=0.0)
     cluster = Scene(Fleet(routers, fleet), 2)
-    for n, keys in enumerate((TEN, [50, 51])):
-        cluster.arrive(f"r{n}", 64 * len(keys), keys)
-    assert [one.counters()["guessed_blocks"] for one in routers] == [10, 2]
+    path = cluster.path(TEN)
+    arrived = RequestArrived(at_s=cluster.next_s, request_id=RequestId("r"), isl=640, blocks=path)
+    (news,) = [action for action in cluster.post(arrived) if isinstance(action, PublishBooking)]
+    assert [one.counters()["guessed_blocks"] for one in routers] == [10, 0]
+    heard = PeerBooking(at_s=cluster.next_s, origin=0, dest=1, seq=news.seq, kind=news.kind, ops=news.ops)
+    cluster.post(heard)
+    assert [one.counters()["guessed_blocks"] for one in routers] == [10, 10]
 
 
 def test_the_decode_leg_is_guessed_from_the_time_it_is_sent() -> None:
