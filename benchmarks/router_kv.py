@@ -212,6 +212,8 @@ def settings(mode: str, block_size: int, seed: int) -> RouterSettings:
         track_output_blocks=False,
         assume_kv_reuse=True,
         use_kv_events=True,
+        index_policy="ttl",
+        approximate_ttl_s=120.0,
     )
 
 

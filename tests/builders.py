@@ -57,6 +57,8 @@ SETTINGS = RouterSettings(
     track_output_blocks=False,
     assume_kv_reuse=True,
     use_kv_events=True,
+    index_policy="ttl",
+    approximate_ttl_s=120.0,
     device_ratio=8,
 )
 

@@ -531,7 +531,23 @@ class RouterConfig:
     track_prefill_tokens: bool = _key(True, "count prompt tokens that are not computed yet")
     track_output_blocks: bool = _key(False, "count the blocks of generated tokens too")
     assume_kv_reuse: bool = _key(True, "equal prompts on one worker share their blocks")
-    use_kv_events: bool = _key(True, "learn what is cached from the workers' events")
+    use_kv_events: bool = _key(
+        True, "learn what is cached from the workers' events; false: guess it from what they were sent"
+    )
+    index_policy: str = _key(
+        "ttl",
+        "such a guess holds for approximate_ttl_s, or while the worker has room for it",
+        choices=("ttl", "lru"),
+    )
+    approximate_ttl_s: float = _key(
+        120.0, "how long a prompt that was sent to a worker counts as cached there", above=0
+    )
+    predicted_ttl_s: float | None = _key(
+        None,
+        "beside events: how long a prompt counts as cached where it was just sent, until events tell",
+        above=0,
+        absent="only what events tell counts",
+    )
     decode_basis: str = _key("potential", "blocks after adding the request, or before", choices=("potential", "active"))
     prefill_tokens_per_s: float | None = _key(
         None,

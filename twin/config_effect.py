@@ -262,6 +262,8 @@ def _router(config: Config) -> Iterator[tuple[str, str]]:
     for name in _changed(router, [entry.name for entry in keys_of(RouterConfig) if entry.name not in _OTHERS]):
         if router.mode != "kv" and not (name == "tie_break" and router.mode in TIES):
             yield f"router.{name}", f"mode {router.mode} does not read it"
+        elif why := _of_guesses(router, name):
+            yield f"router.{name}", why
         elif name in TIERS and not any(TIERS[name][1](group.kvbm) for group in config.workers):
             yield f"router.{name}", f"no worker has {TIERS[name][0]} below its device ([workers.kvbm])"
         elif name == "track_output_blocks":
@@ -280,6 +282,20 @@ def _router(config: Config) -> Iterator[tuple[str, str]]:
         yield "router.busy.decode_blocks_share", "track_active_blocks is off, so no block is counted"
 
 
+def _of_guesses(router: RouterConfig, name: str) -> str | None:
+    """Why a key of mode kv changes nothing: what it reads is told by events, or guessed, and the other is asked for."""
+    if router.use_kv_events:
+        return "use_kv_events is on, so what is cached is not guessed" if name in _GUESS_KEYS else None
+    if name in TIERS:
+        return "use_kv_events is off, so nobody tells what lies below a worker's device"
+    if name == "predicted_ttl_s":
+        return "use_kv_events is off, so everything is guessed, for approximate_ttl_s"
+    if name == "approximate_ttl_s" and router.index_policy == "lru":
+        return "index_policy = lru goes by room, not by time"
+    return None
+
+
+_GUESS_KEYS = ("index_policy", "approximate_ttl_s")
 _DEFAULT_CLASS, _DEFAULT_ROUTER = ClassConfig(), RouterConfig()
 _OTHERS = ("mode", "prefill_tokens_per_s", "device_ratio", "required_taints", "preferred_taints")
 TIES = ("least-loaded", "device-aware-weighted")
@@ -338,6 +354,8 @@ def _replicas(config: Config) -> Iterator[tuple[str, str]]:
     if mode in MODES and mode != "kv":
         why = dict.fromkeys(_SYNC_KEYS, f"mode {mode} keeps no books of what other routers have sent")
         why["kv_event_lag_s"] = f"mode {mode} does not listen to KV events"
+    elif mode == "kv" and not config.router.use_kv_events:
+        why["kv_event_lag_s"] = "router.use_kv_events is off"
     if table.sync_delay_s is None:
         why |= dict.fromkeys(_SYNC_KEYS[1:], "sync_delay_s is not given, so routers tell each other nothing")
     if table.count == 1:
@@ -383,6 +401,7 @@ def _observe(config: Config) -> Iterator[tuple[str, str]]:
     if mode not in MODES:
         return
     if config.observe.kv_event_lag_s and not (mode == "kv" and config.router.use_kv_events):
-        yield "observe.kv_event_lag_s", f"no policy of this run listens to KV events (the mode is {mode})"
+        reason = "router.use_kv_events is off" if mode == "kv" else f"the mode is {mode}"
+        yield "observe.kv_event_lag_s", f"no policy of this run listens to KV events ({reason})"
     if config.observe.report_lag_s:
         yield "observe.report_lag_s", f"no policy of this run reads load reports (the mode is {mode})"

@@ -209,6 +209,16 @@ def handoff_line(config: Config) -> str:
     return f"hand-off: {order}, first token from the {table.first_token} worker, {links}{lease}"
 
 
+def _cache_line(config: Config) -> str:
+    """How mode kv knows what workers have cached."""
+    router = config.router
+    if router.use_kv_events:
+        ahead = f", sent prompts count for {router.predicted_ttl_s:g} s" if router.predicted_ttl_s is not None else ""
+        return f"KV events {config.observe.kv_event_lag_s:g} s late{ahead}"
+    span = "while there is room" if router.index_policy == "lru" else f"for {router.approximate_ttl_s:g} s"
+    return f"no KV events, sent prompts count as cached {span}"
+
+
 def router_line(config: Config) -> str:
     """The router and what it depends on."""
     router = config.router
@@ -217,7 +227,7 @@ def router_line(config: Config) -> str:
         text += f" · ties {router.tie_break}"
     if router.mode == "kv":
         text += f" · overlap credit {router.overlap_score_credit:g}, prefill scale {router.prefill_load_scale:g}"
-        text += f", temperature {router.router_temperature:g} · KV events {config.observe.kv_event_lag_s:g} s late"
+        text += f", temperature {router.router_temperature:g} · {_cache_line(config)}"
     around = list(_around(router))
     if config.replicas.count > 1:
         around.append(replicas_line(config.replicas))

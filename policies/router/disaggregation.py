@@ -163,16 +163,15 @@ class Disaggregated:
 
     def _prefilled(self, event: PrefillDone, view: ClusterView) -> Iterable[Action]:
         others = self._leave_prefill(event)
-        request = view.requests[event.request_id]
         if event.request_id in self._decoding:
             return others
-        return (*self._send_decode(request.arrived, view), *others)
+        return (*self._send_decode(_now(event, view), view), *others)
 
     def _reserved(self, event: RoomReserved, view: ClusterView) -> Iterable[Action]:
         request = view.requests[event.request_id]
         if self._settings.order == "prefill_first" or request.prefill_worker_id is not None:
             return ()
-        return self._send_prefill(request.arrived, view)
+        return self._send_prefill(_now(event, view), view)
 
     def _send_prefill(self, event: RequestArrived, view: ClusterView) -> Iterable[Action]:
         return self._sent_to_prefill(self._prefill.send(event, view), view)
@@ -289,6 +288,11 @@ class Disaggregated:
             self._prompt_tokens.pop(event.worker_id, None)
             self._decode_blocks.pop(event.worker_id, None)
         return orders
+
+
+def _now(event: RequestEvent, view: ClusterView) -> RequestArrived:
+    """The request as if it came now: a leg is decided at its own time, not at that of the arrival."""
+    return replace(view.requests[event.request_id].arrived, at_s=event.at_s)
 
 
 _OWN: frozenset[type[Event]] = frozenset(

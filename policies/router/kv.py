@@ -1,13 +1,14 @@
 """Mode kv: the worker where the request costs least, counting what is cached there and what is open there.
 
-The index learns what workers hold from their block events; the books know what was sent where, so a decision sees every
-booking before it. No load is read from the view. What lies below device memory counts by its tier.
+The index learns what workers hold from their block events, or guesses it from what they were sent; the books know what
+was sent where, so a decision sees every booking before it. No load is read from the view. What lies below device memory
+counts by its tier.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from policies.cluster.actions import Candidate
 from policies.cluster.draws import draw
@@ -31,7 +32,7 @@ from policies.cluster.events import (
 )
 from policies.cluster.ids import Tier, WorkerId
 from policies.cluster.state import WorkerView
-from policies.errors import CapabilityError, ConfigError
+from policies.errors import ConfigError
 from policies.router import cost
 from policies.router.base import Choice, Router
 from policies.router.below import Beyond, LowerTiers
@@ -40,8 +41,13 @@ from policies.router.index import PrefixIndex
 from policies.router.select import Ties, softmax
 from policies.router.settings import RouterSettings
 
+if TYPE_CHECKING:
+    from policies.router.guesses import Guesses
+
 _INDEX_EMPTY_AFTER = 100
 """Finished requests after which an index that never saw a block means that block events do not arrive."""
+
+_BLOCK_EVENTS: frozenset[type[Event]] = frozenset({BlocksStored, BlocksRemoved, BlocksCleared})
 
 _NOBODY: Mapping[WorkerId, int] = {}
 
@@ -80,13 +86,12 @@ class Kv(Router):
 
     Counters: `kv_index_empty` is 1 when 100 requests finished before any block was reported; `overlap_differs` counts
     decisions whose candidates differed in cached blocks; `non_max_overlap` those that went to a worker with less
-    cached than another had, `overlap_lost_blocks` how much less; the rest as in `index` and `books`.
+    cached than another had, `overlap_lost_blocks` how much less, all as the decision saw it; the rest as in `index` and
+    `books`. Where anything is guessed: `guessed_blocks` are held now, `pruned_guesses` were given up for want of room.
     """
 
     subscribes: ClassVar[frozenset[type[Event]]] = Router.subscribes | {
-        BlocksStored,
-        BlocksRemoved,
-        BlocksCleared,
+        *_BLOCK_EVENTS,
         PrefillDone,
         FirstToken,
         RequestInterrupted,
@@ -97,17 +102,15 @@ class Kv(Router):
 
     def __init__(self, settings: RouterSettings) -> None:
         super().__init__(settings)
-        if not settings.use_kv_events:
-            raise CapabilityError(
-                "router.use_kv_events is off: an index built from dispatches alone is not available yet; "
-                "leave it on, or use mode least-loaded"
-            )
+        if not settings.use_kv_events:  # then nobody need make them
+            self.subscribes = self.subscribes - _BLOCK_EVENTS  # type: ignore[misc]
         self._block_size = settings.block_size
         self._temperature = settings.router_temperature
         self._counts_new = settings.track_active_blocks and settings.decode_basis == "potential"
         self._weights = cost.weights(settings)
         self._ties = Ties(settings.tie_break, settings.seed)
         self._index = PrefixIndex()
+        self._guesses = _guesses(settings)
         self._likes = bool(settings.preferred_taints)
         self._below = LowerTiers()
         self._up: set[WorkerId] = set()
@@ -117,21 +120,26 @@ class Kv(Router):
         self._counts = _Counts()
 
     def counters(self) -> dict[str, int]:
-        index, books = self._index, self._books
-        return super().counters() | {
-            "kv_index_empty": self._counts.index_empty,
-            "overlap_differs": self._counts.overlap_differs,
-            "non_max_overlap": self._counts.non_max_overlap,
-            "overlap_lost_blocks": self._counts.overlap_lost_blocks,
-            "index_blocks": len(index),
-            "duplicate_stores": index.duplicate_stores,
-            "orphan_stores": index.orphan_stores,
-            "unknown_removals": index.unknown_removals,
-            "lower_tier_blocks": len(self._below),
-            "stale_events": self._counts.stale_events,
-            "open_bookings": len(books),
-            "unknown_free": books.unknown_frees,
-        }
+        index, books, guesses = self._index, self._books, self._guesses
+        guessed = {} if guesses is None else {"guessed_blocks": len(guesses), "pruned_guesses": guesses.pruned_blocks}
+        return (
+            super().counters()
+            | guessed
+            | {
+                "kv_index_empty": self._counts.index_empty,
+                "overlap_differs": self._counts.overlap_differs,
+                "non_max_overlap": self._counts.non_max_overlap,
+                "overlap_lost_blocks": self._counts.overlap_lost_blocks,
+                "index_blocks": len(index),
+                "duplicate_stores": index.duplicate_stores,
+                "orphan_stores": index.orphan_stores,
+                "unknown_removals": index.unknown_removals,
+                "lower_tier_blocks": len(self._below),
+                "stale_events": self._counts.stale_events,
+                "open_bookings": len(books),
+                "unknown_free": books.unknown_frees,
+            }
+        )
 
     # ------------------------------------------------------------ what happened
 
@@ -153,6 +161,8 @@ class Kv(Router):
             self._check_block_size(event)
             self._forget(event.worker_id)  # whoever had this id before: the new one holds nothing
             self._up.add(event.worker_id)
+            if self._guesses is not None:
+                self._guesses.up(event)
         elif isinstance(event, WorkerLost):
             self._forget(event.worker_id)
             self._up.discard(event.worker_id)
@@ -174,13 +184,17 @@ class Kv(Router):
     def _on_end(self, event: RequestFinished | RequestRejected | RequestFailed | RequestCancelled) -> None:
         if event.request_id in self._books or event.worker_id is not None:  # else it was never sent
             self._books.free(event.request_id)
-        if isinstance(event, RequestFinished):
+        if self._guesses is not None:
+            self._guesses.expire(event.at_s)
+        if isinstance(event, RequestFinished) and self.settings.use_kv_events:
             self._counts.finished += 1
             if self._counts.finished == _INDEX_EMPTY_AFTER and not self._counts.stores:
                 self._counts.index_empty = 1
 
     def _forget(self, worker_id: WorkerId) -> None:
         self._index.clear(worker_id)
+        if self._guesses is not None:
+            self._guesses.lose(worker_id)
         self._below.clear(worker_id)
         self._books.lose(worker_id)
         self._ties.forget(worker_id)
@@ -206,7 +220,11 @@ class Kv(Router):
             at, rule = self._ties.lowest(event.draw_id, costs, self._ids)
         overlap_blocks = seen.device_blocks[at]
         self._note_overlap(seen.device_blocks, overlap_blocks)
-        reason = f"cost {costs[at]:.2f}, {overlap_blocks} blocks cached, {seen.requests[at]} open"
+        cached = f"{overlap_blocks} blocks cached"
+        if self._guesses is not None:
+            counted_blocks, overlap_blocks = overlap_blocks, self._overlap_blocks(event, self._ids[at])
+            cached = f"{counted_blocks} blocks {self._guesses.told(counted_blocks, overlap_blocks)}"
+        reason = f"cost {costs[at]:.2f}, {cached}, {seen.requests[at]} open"
         return Choice(at, rule, reason, overlap_blocks)
 
     def _costs(self, event: RequestArrived, seen: Seen) -> list[float]:
@@ -233,15 +251,29 @@ class Kv(Router):
         )
 
     def _cached(self, event: RequestArrived) -> Mapping[WorkerId, int]:
-        """Leading blocks that each worker has cached, but never the whole prompt: its last token is always computed."""
-        path = event.blocks
+        """Leading blocks that each worker has cached, for choosing: what is on its way there may count too."""
+        known, guesses, path = self._known(event), self._guesses, event.blocks
+        if guesses is None or guesses.alone or path is None:
+            return known
+        return guesses.raised(known, path, event.at_s, self._usable(event))
+
+    def _known(self, event: RequestArrived) -> Mapping[WorkerId, int]:
+        """Leading blocks that each worker has cached by its events, or with these off by guess, but never the whole
+        prompt: its last token is always computed."""
+        path, guesses = event.blocks, self._guesses
         if path is None:
             return _NOBODY
+        usable = self._usable(event)
+        if guesses is not None and guesses.alone:
+            return guesses.depths(path, event.at_s, usable)
         depths = self._index.depths(path)
-        usable = (event.isl - 1) // self._block_size
         if usable < path.blocks:
             return {worker_id: min(depth, usable) for worker_id, depth in depths.items()}
         return depths
+
+    def _usable(self, event: RequestArrived) -> int:
+        """Blocks of a prompt that need not be computed if they are there."""
+        return (event.isl - 1) // self._block_size
 
     def _terms(self, event: RequestArrived, seen: Seen) -> list[cost.Terms]:
         """The cost of each candidate term by term, what lies below its device included."""
@@ -255,7 +287,7 @@ class Kv(Router):
         return told
 
     def _beyond(self, event: RequestArrived, seen: Seen) -> list[Beyond]:
-        usable, below = (event.isl - 1) // self._block_size, self._below
+        usable, below = self._usable(event), self._below
         return [
             below.beyond(event.blocks, worker_id, device_blocks, usable)
             for worker_id, device_blocks in zip(self._ids, seen.device_blocks, strict=True)
@@ -284,14 +316,16 @@ class Kv(Router):
                 self._counts.overlap_lost_blocks += best - chosen_blocks
 
     def _overlap_blocks(self, event: RequestArrived, worker_id: WorkerId) -> int:
-        return self._cached(event).get(worker_id, 0)
+        return self._known(event).get(worker_id, 0)
 
     def _sent(self, event: RequestArrived, worker_id: WorkerId, overlap_blocks: int) -> None:
         if not self._below.is_empty:  # what lies below the device comes up, and is not computed
-            usable = (event.isl - 1) // self._block_size
+            usable = self._usable(event)
             overlap_blocks += sum(self._below.beyond(event.blocks, worker_id, overlap_blocks, usable))
         self._book(event, worker_id, overlap_blocks)
         self._ties.note(worker_id)
+        if self._guesses is not None and event.blocks is not None:
+            self._guesses.sent(worker_id, event.blocks, event.at_s)
 
     def _explain(self, event: RequestArrived, live: tuple[WorkerView, ...]) -> list[Candidate]:
         seen = self._see(event, live)
@@ -335,3 +369,11 @@ class KvOutput(Kv):
             self._books.emit(event.request_id, 1)
         elif isinstance(event, TokensEmitted):
             self._books.emit(event.request_id, event.n)
+
+
+def _guesses(settings: RouterSettings) -> Guesses | None:
+    if settings.use_kv_events and settings.predicted_ttl_s is None:
+        return None
+    from policies.router.guesses import guesses
+
+    return guesses(settings)

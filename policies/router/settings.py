@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # what is off is not loaded
 
 TieBreak = Literal["seeded", "lowest_id", "least_recent"]
 DecodeBasis = Literal["potential", "active"]
+IndexPolicy = Literal["ttl", "lru"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,9 @@ class RouterSettings:
     `preferred_taints` hold for every request, beside those of its own. `device_ratio` is for mode
     device-aware-weighted. `prefill_tokens_per_s`: how fast prompts are computed, so that the load of one shrinks while
     it is (None: it counts in full until its first token).
+
+    Without `use_kv_events`, what is cached is guessed from dispatches: by `index_policy` for `approximate_ttl_s`, or as
+    much as a worker has room for. With them, a dispatch counts as cached for `predicted_ttl_s` (None: not at all).
     """
 
     mode: str
@@ -55,6 +59,9 @@ class RouterSettings:
     track_output_blocks: bool
     assume_kv_reuse: bool
     use_kv_events: bool
+    index_policy: IndexPolicy
+    approximate_ttl_s: float
+    predicted_ttl_s: float | None = None
     device_ratio: int | None = None
     prefill_tokens_per_s: float | None = None
     required_taints: tuple[str, ...] = ()
@@ -72,6 +79,9 @@ class RouterSettings:
             within(key, getattr(self, key), 0, 1)
         one_of("tie_break", self.tie_break, get_args(TieBreak))
         within("device_ratio", self.device_ratio, 1)
+        within("approximate_ttl_s", self.approximate_ttl_s, 1e-9)
+        within("predicted_ttl_s", self.predicted_ttl_s, 1e-9)
+        one_of("index_policy", self.index_policy, get_args(IndexPolicy))
         within("prefill_tokens_per_s", self.prefill_tokens_per_s, 1e-9)
         one_of("decode_basis", self.decode_basis, get_args(DecodeBasis))
 

@@ -35,8 +35,10 @@ def test_every_mode_and_every_key_is_there(root: Path) -> None:
     tables = {"queue": QueueConfig, "busy": BusyConfig, "affinity": AffinityConfig}
     assert [table for table in tables if f"[router.{table}]" not in text] == []
     keys = [entry.name for table in tables.values() for entry in keys_of(table)]
-    keys += ["required_taints", "preferred_taints", "device_ratio", "prefill_tokens_per_s", "router_temperature"]
-    assert {*keys[-5:]} <= {entry.name for entry in keys_of(RouterConfig)}
+    plain = ["required_taints", "preferred_taints", "device_ratio", "prefill_tokens_per_s", "router_temperature"]
+    plain += ["use_kv_events", "index_policy", "approximate_ttl_s", "predicted_ttl_s"]
+    keys += plain
+    assert {*plain} <= {entry.name for entry in keys_of(RouterConfig)}
     assert [key for key in keys if not re.search(rf"\b{key}\b", text)] == []
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import inspect
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import replace
 from enum import Enum
 
 from builders import BLOCK_SIZE, Scene, worker
@@ -31,6 +32,7 @@ from policies.cluster.events import (
     WorkerEvent,
     WorkerLost,
     WorkerReported,
+    WorkerUp,
 )
 from policies.cluster.ids import WorkerId
 from policies.cluster.state import ClusterView
@@ -46,9 +48,13 @@ class PolicyContract:
         """A fresh policy; two of them must be equal."""
         raise NotImplementedError
 
+    def workers(self) -> list[WorkerUp]:
+        """Workers 0 to 3 of the histories."""
+        return [worker(n) for n in range(4)]
+
     def history(self, policy: Policy) -> Scene:
         """A cluster in which the policy has had much to decide, and everything has ended."""
-        scene = Scene(policy, [worker(n) for n in range(4)])
+        scene = Scene(policy, self.workers())
         play(scene, rounds=60)
         drain(scene)
         return scene
@@ -94,7 +100,7 @@ class PolicyContract:
         """After all requests have ended, a long history leaves no more behind than a short one; after all workers
         are lost, no more than a fresh policy has, save for names that are settled once and for all."""
         policy = self.make()
-        scene = Scene(policy, [worker(n) for n in range(4)])
+        scene = Scene(policy, self.workers())
         play(scene, rounds=40)
         drain(scene)
         first = entries(policy)
@@ -195,12 +201,13 @@ def play(scene: Scene, rounds: int, start: int = 0) -> None:
 
 def _replace_worker(scene: Scene, worker_id: int, epoch: int) -> None:
     """A worker leaves with all it has, and comes back as another one."""
+    before = scene.view.workers[WorkerId(worker_id)].up
     scene.draining(worker_id)
     for name in [name for name in scene.view.requests if scene.where.get(name) == worker_id]:
         if _is_there(scene, name):
             scene.fail(name)
     scene.lost(worker_id)
-    scene.up(worker_id, epoch=epoch)
+    scene.post(replace(before, at_s=scene.next_s, epoch=epoch))
 
 
 def drain(scene: Scene) -> None:

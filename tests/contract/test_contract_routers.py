@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from builders import router_settings
+from builders import router_settings, worker
 from contract.policy_contract import RouterContract
 
 from policies.cluster.controller import Policy
+from policies.cluster.events import WorkerUp
 from policies.router.affinity import AffinitySettings
 from policies.router.build import MODES, build
 from policies.router.overload import BusySettings
@@ -69,3 +70,27 @@ class TestKv(RouterContract):
 
     def make(self) -> Policy:
         return build(self.settings)
+
+
+GUESSES: tuple[dict[str, object], ...] = (
+    {"use_kv_events": False, "approximate_ttl_s": 0.003},
+    {"use_kv_events": False, "index_policy": "lru"},
+    {"use_kv_events": False, "index_policy": "lru", "queue": QUEUE, "busy": BUSY, "affinity": BOND, "explain": True},
+    {"predicted_ttl_s": 0.003},
+    {"predicted_ttl_s": 0.003, "queue": QUEUE, "busy": BUSY, "affinity": BOND, "explain": True},
+)
+
+
+@pytest.mark.parametrize("change", GUESSES)
+class TestGuesses(RouterContract):
+    """Mode kv that guesses what is cached: what it remembers ends with time, or with the room of few blocks."""
+
+    @pytest.fixture(autouse=True)
+    def _chosen(self, change: dict[str, object]) -> None:
+        self.settings = router_settings("kv", **change)
+
+    def make(self) -> Policy:
+        return build(self.settings)
+
+    def workers(self) -> list[WorkerUp]:
+        return [worker(n, total_blocks=24) for n in range(4)]

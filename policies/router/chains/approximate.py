@@ -7,10 +7,11 @@ later ones (`LruIndex`). It is a guess about the future of a cache: it must neve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from typing import Generic, TypeVar
 
 from policies.cluster.blocks import BlockPath, BlockRun, Branch
-from policies.cluster.kv_events import RankId
 from policies.errors import ConfigError, InvariantError
 from policies.router.chains.holders import Columns, Holders, Mask, Reach, reach
 
@@ -19,6 +20,9 @@ MOST_BLOCKS = 2**20
 
 _KEPT_PERCENT = 80
 """What is left after pruning, of `MOST_BLOCKS`."""
+
+_Rank = TypeVar("_Rank", bound=Hashable)
+"""Who is sent prompts: a rank of a worker, or a worker that has one."""
 
 
 class _Sent:
@@ -43,16 +47,16 @@ class _Guess:
         self.room = room
         self.blocks = 0
         self.steps: dict[Branch, list[tuple[int, _Sent]]] = {}
-        self.sent: dict[_Sent, None] = {}
+        self.sent: OrderedDict[_Sent, None] = OrderedDict()  # a plain one is slow to say who is first
 
 
-class _Approximate:
+class _Approximate(Generic[_Rank]):
     """What both kinds share: a dispatch refreshes its prompt; the oldest goes first, from its deepest block."""
 
     def __init__(self) -> None:
         self._holders = Holders()
-        self._ranks: dict[RankId, _Guess] = {}
-        self._names: list[RankId | None] = []
+        self._ranks: dict[_Rank, _Guess] = {}
+        self._names: list[_Rank | None] = []
         self._everyone: Mask = 0
         self._blocks = 0
         self.pruned_blocks = 0
@@ -67,7 +71,7 @@ class _Approximate:
         steps = sum(len(steps) for guess in self._ranks.values() for steps in guess.steps.values())
         return len(self._ranks) + steps + sum(len(guess.sent) for guess in self._ranks.values()) + self._holders.size
 
-    def up(self, rank: RankId, total_blocks: int) -> None:
+    def up(self, rank: _Rank, total_blocks: int) -> None:
         """A rank is there, with nothing that we know of and room for so many blocks."""
         self.drop(rank)
         if None not in self._names:
@@ -77,7 +81,7 @@ class _Approximate:
         self._everyone |= 1 << number
         self._ranks[rank] = _Guess(1 << number, total_blocks)
 
-    def drop(self, rank: RankId) -> None:
+    def drop(self, rank: _Rank) -> None:
         """A rank is gone, with everything that it was sent."""
         guess = self._ranks.pop(rank, None)
         if guess is None:
@@ -90,12 +94,16 @@ class _Approximate:
         self._names[guess.bit.bit_length() - 1] = None
         self._everyone &= ~guess.bit
 
-    def columns(self, found: Reach, ranks: Sequence[RankId]) -> Columns:
+    def depths(self, found: Reach) -> dict[_Rank, int]:
+        """Leading blocks that each rank has of what was looked for; who has none is left out."""
+        return found.depths(self._names)  # type: ignore[arg-type]  # nobody is at a place that is free
+
+    def columns(self, found: Reach, ranks: Sequence[_Rank]) -> Columns:
         """The overlaps of these ranks, in this order, all of it as device memory."""
         bits = [guess.bit.bit_length() - 1 if (guess := self._ranks.get(rank)) else None for rank in ranks]
         return found.columns(bits, len(self._names))
 
-    def _insert(self, rank: RankId, path: BlockPath, due_s: float) -> _Sent:
+    def _insert(self, rank: _Rank, path: BlockPath, due_s: float) -> _Sent:
         guess = self._ranks.get(rank)
         if guess is None:
             raise InvariantError(f"{rank} is not up; what it was sent cannot be noted")
@@ -157,7 +165,7 @@ class _Approximate:
         """A dispatch has no block left."""
 
 
-class TtlIndex(_Approximate):
+class TtlIndex(_Approximate[_Rank]):
     """A dispatched prompt counts for `ttl_s` seconds; sent again, it counts from then."""
 
     def __init__(self, ttl_s: float) -> None:
@@ -165,11 +173,11 @@ class TtlIndex(_Approximate):
         if not ttl_s > 0:
             raise ConfigError(f"ttl_s is {ttl_s} s, it must be above 0; 120 is usual")
         self._ttl_s = ttl_s
-        self._queue: dict[_Sent, None] = {}  # by expiry
+        self._queue: OrderedDict[_Sent, None] = OrderedDict()  # by expiry
 
-    def sent(self, rank: RankId, path: BlockPath, now_s: float) -> None:
+    def sent(self, rank: _Rank, path: BlockPath, now_s: float) -> None:
         """A prompt goes to a rank; `now_s` never goes back."""
-        self._expire(now_s)
+        self.expire(now_s)
         sent = self._insert(rank, path, now_s + self._ttl_s)
         if sent.blocks:
             self._queue[sent] = None
@@ -178,10 +186,11 @@ class TtlIndex(_Approximate):
 
     def match(self, path: BlockPath, now_s: float, most_blocks: int | None = None) -> Reach:
         """How far along a prompt each rank probably gets."""
-        self._expire(now_s)
+        self.expire(now_s)
         return reach((self._holders,), path, self._everyone, most_blocks)
 
-    def _expire(self, now_s: float) -> None:
+    def expire(self, now_s: float) -> None:
+        """Forget what is too old by now."""
         while self._queue:
             oldest = next(iter(self._queue))
             if oldest.due_s > now_s:
@@ -201,12 +210,12 @@ class TtlIndex(_Approximate):
         self._queue.pop(sent, None)
 
 
-class LruIndex(_Approximate):
+class LruIndex(_Approximate[_Rank]):
     """A rank keeps what it was sent last, as many blocks as it has."""
 
-    def sent(self, rank: RankId, path: BlockPath) -> None:
-        """A prompt goes to a rank."""
-        self._insert(rank, path, 0.0)
+    def sent(self, rank: _Rank, path: BlockPath, now_s: float) -> None:
+        """A prompt goes to a rank. What the time is makes no difference here, nor below."""
+        self._insert(rank, path, now_s)
         guess = self._ranks[rank]
         while guess.blocks > guess.room:
             excess = guess.blocks - guess.room
@@ -215,9 +224,12 @@ class LruIndex(_Approximate):
             self.pruned_blocks += taken
             self._evict(oldest, taken)
 
-    def match(self, path: BlockPath, most_blocks: int | None = None) -> Reach:
+    def match(self, path: BlockPath, now_s: float, most_blocks: int | None = None) -> Reach:
         """How far along a prompt each rank probably gets."""
         return reach((self._holders,), path, self._everyone, most_blocks)
+
+    def expire(self, now_s: float) -> None:
+        """Nothing is ever too old."""
 
 
 def raised(real: Columns, predicted: Columns) -> Columns:

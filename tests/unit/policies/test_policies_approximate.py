@@ -26,14 +26,14 @@ def path(keys: array[int] | list[int]) -> BlockPath:
     return TREE.path(array("Q", keys), len(keys))
 
 
-def ttl(ttl_s: float = 120.0) -> TtlIndex:
-    index = TtlIndex(ttl_s)
+def ttl(ttl_s: float = 120.0) -> TtlIndex[RankId]:
+    index = TtlIndex[RankId](ttl_s)
     for rank in (W1, W2):
         index.up(rank, 1000)
     return index
 
 
-def depth(index: TtlIndex | LruIndex, found: Reach, rank: RankId = W1) -> int:
+def depth(index: TtlIndex[RankId] | LruIndex[RankId], found: Reach, rank: RankId = W1) -> int:
     return index.columns(found, [rank]).device_blocks[0]
 
 
@@ -68,12 +68,12 @@ def test_a4_a_lost_worker_holds_nothing() -> None:
 
 
 def test_a4_least_recently_sent_leaves_go_first() -> None:
-    index = LruIndex()
+    index = LruIndex[RankId]()
     index.up(W1, 8)
-    index.sent(W1, path(TEN))
-    assert depth(index, index.match(path(TEN))) == 8
-    index.sent(W1, path([0, 1, 50, 51]))
-    assert [depth(index, index.match(path(keys))) for keys in (list(TEN), [0, 1, 50, 51])] == [6, 4]
+    index.sent(W1, path(TEN), 0.0)
+    assert depth(index, index.match(path(TEN), 0.0)) == 8
+    index.sent(W1, path([0, 1, 50, 51]), 9.0)
+    assert [depth(index, index.match(path(keys), 9.0)) for keys in (list(TEN), [0, 1, 50, 51])] == [6, 4]
     assert len(index) == 8
 
 
@@ -142,7 +142,7 @@ def test_with_a_time_to_live_each_block_has_its_own_expiry(steps: list) -> None:
 @examples(300)
 def test_without_events_a_rank_keeps_what_it_was_sent_last(steps: list) -> None:
     """Oldest dispatch first, in it the deepest block first: that is the order of (dispatch, -position)."""
-    index, held = LruIndex(), dict[RankId, dict[tuple[int, ...], int]]()
+    index, held = LruIndex[RankId](), dict[RankId, dict[tuple[int, ...], int]]()
     for rank in (W1, W2):
         index.up(rank, 6)
         held[rank] = {}
@@ -151,12 +151,12 @@ def test_without_events_a_rank_keeps_what_it_was_sent_last(steps: list) -> None:
             index.up(rank, 6)
             held[rank] = {}
         else:
-            index.sent(rank, path(prompt))
+            index.sent(rank, path(prompt), float(turn))
             held[rank] |= {tuple(prompt[:n]): turn for n in range(1, len(prompt) + 1)}
             while len(held[rank]) > 6:
                 del held[rank][min(held[rank], key=lambda block: (held[rank][block], -len(block), block))]
         for one in (W1, W2):
             for seen in {tuple(prompt), *held[one]}:
                 naive = next((n for n in range(len(seen)) if seen[: n + 1] not in held[one]), len(seen))
-                assert depth(index, index.match(path(list(seen))), one) == naive
+                assert depth(index, index.match(path(list(seen)), float(turn)), one) == naive
         assert len(index) == sum(map(len, held.values()))

@@ -8,7 +8,7 @@ import pytest
 from builders import Scene, router, router_settings
 
 from policies.cluster.actions import Candidate, Dispatch, Reject
-from policies.errors import CapabilityError, ConfigError
+from policies.errors import ConfigError
 from policies.router.build import MODES, build
 from policies.router.round_robin import RoundRobin
 
@@ -181,11 +181,6 @@ def test_a_plugin_is_a_mode() -> None:
     assert isinstance(build(router_settings("mine"), {"mine": RoundRobin}), RoundRobin)
 
 
-def test_what_cannot_be_done_yet_is_refused() -> None:
-    with pytest.raises(CapabilityError, match="use_kv_events is off"):
-        router("kv", use_kv_events=False)
-
-
 @pytest.mark.parametrize(
     ("key", "value", "limit"),
     [
@@ -197,6 +192,9 @@ def test_what_cannot_be_done_yet_is_refused() -> None:
         ("seed", -1, "0 to 18446744073709551615"),
         ("tie_break", "coin", "one of seeded, lowest_id, least_recent"),
         ("decode_basis", "both", "one of potential, active"),
+        ("index_policy", "lfu", "one of ttl, lru"),
+        ("approximate_ttl_s", 0.0, "1e-09 or more"),
+        ("predicted_ttl_s", float("nan"), "1e-09 or more"),
     ],
 )
 def test_a_setting_out_of_range_is_named(key: str, value: object, limit: str) -> None:

@@ -413,6 +413,28 @@ def test_a_bad_table_of_the_router_is_refused_with_its_place(toml, text: str, li
         (["workers.taints=zone=a"], "workers.pool.taints"),
         (["workers.taints=zone=a", "router.preferred_taints=zone=a:1"], "router.preferred_taints"),
         (["router.mode=kv", "router.preferred_taints=zone=a:1"], "router.preferred_taints"),
+        (["router.use_kv_events=false"], "router.use_kv_events"),
+        (["router.mode=kv", "router.index_policy=lru"], "router.index_policy"),
+        (["router.mode=kv", "router.approximate_ttl_s=5"], "router.approximate_ttl_s"),
+        (
+            ["router.mode=kv", "router.use_kv_events=false", "router.index_policy=lru", "router.approximate_ttl_s=5"],
+            "router.approximate_ttl_s",
+        ),
+        (["router.mode=kv", "router.use_kv_events=false", "router.predicted_ttl_s=5"], "router.predicted_ttl_s"),
+        (["router.mode=kv", "router.use_kv_events=false", "observe.kv_event_lag_s=1"], "observe.kv_event_lag_s"),
+        (
+            ["router.mode=kv", "router.use_kv_events=false", "replicas.count=2", "replicas.kv_event_lag_s=1"],
+            "replicas.kv_event_lag_s",
+        ),
+        (
+            [
+                "router.mode=kv",
+                "router.use_kv_events=false",
+                "workers.kvbm.cpu_cache_gb=1",
+                "router.host_cache_hit_weight=0.5",
+            ],
+            "router.host_cache_hit_weight",
+        ),
         (
             ["router.mode=kv", "router.track_active_blocks=false", "router.busy.decode_blocks_share=0.9"],
             "router.busy.decode_blocks_share",
@@ -448,6 +470,9 @@ def test_an_option_without_effect_is_refused_or_listed(sets: list[str], key: str
         ["router.overlap_score_credit=1.0"],
         ["router.mode=kv", "router.overlap_score_credit=2", "observe.kv_event_lag_s=1", "router.tie_break=lowest-id"],
         ["router.mode=least-loaded", "router.tie_break=least_recent"],
+        ["router.mode=kv", "router.use_kv_events=false", "router.approximate_ttl_s=5"],
+        ["router.mode=kv", "router.use_kv_events=false", "router.index_policy=lru"],
+        ["router.mode=kv", "router.predicted_ttl_s=5"],
         ["workers.engine.kv_blocks=9", "workers.gpu=a100"],
         ["workers.latency=fixed", "workers.latency.decode_s=1"],
         ["router.mode=kv", "workers.kvbm.cpu_cache_gb=1", "router.host_cache_hit_weight=0.5", "workers.kvbm.flush_s=1"],
