@@ -18,8 +18,6 @@ import xxhash
 
 from policies.cluster.controller import Controller, Policy
 from policies.cluster.ids import RequestId, WorkerId
-from policies.cluster.journal import Header, Journal
-from policies.cluster.plain import JsonValue
 from policies.errors import CapabilityError, ConfigError
 from policies.router.build import Maker
 from policies.router.build import build as build_router
@@ -44,6 +42,8 @@ from twin.mocker.world import MockWorld, Observation
 from twin.routing import router_settings
 
 if TYPE_CHECKING:
+    from policies.cluster.journal import Journal
+    from policies.cluster.plain import JsonValue
     from policies.router.settings import RouterSettings
     from twin.drill import Drill
     from twin.hindsight import Hindsight
@@ -542,6 +542,8 @@ def _journal_sink(
     if not wanted:
         yield None
         return
+    from policies.cluster.journal import Header, Journal
+
     header = Header(
         versions={"dynatwin": __version__},
         config={**to_plain(config), "demand": _demand_facts(trace)},

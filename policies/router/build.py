@@ -1,6 +1,6 @@
 """From a mode's name to its policy.
 
-Outside plug-ins are found by the caller and passed in; nothing is imported by name here.
+Outside plug-ins are found by the caller and passed in. A mode is imported when it is built: a run has one of them.
 """
 
 from __future__ import annotations
@@ -12,19 +12,33 @@ from types import MappingProxyType
 from policies.cluster.controller import Policy
 from policies.errors import CapabilityError, ConfigError
 from policies.router.base import Router
-from policies.router.direct import Direct
-from policies.router.kv import Kv, KvOutput
-from policies.router.least_loaded import LeastLoaded
-from policies.router.power_of_two import PowerOfTwo
-from policies.router.random import Random
-from policies.router.round_robin import RoundRobin
 from policies.router.settings import RouterSettings
 
 Maker = Callable[[RouterSettings], Policy]
 
 
-def _kv(settings: RouterSettings) -> Policy:
-    return KvOutput(settings) if settings.track_output_blocks else Kv(settings)
+def _round_robin(settings: RouterSettings) -> Policy:
+    from policies.router.round_robin import RoundRobin
+
+    return RoundRobin(settings)
+
+
+def _random(settings: RouterSettings) -> Policy:
+    from policies.router.random import Random
+
+    return Random(settings)
+
+
+def _least_loaded(settings: RouterSettings) -> Policy:
+    from policies.router.least_loaded import LeastLoaded
+
+    return LeastLoaded(settings)
+
+
+def _power_of_two(settings: RouterSettings) -> Policy:
+    from policies.router.power_of_two import PowerOfTwo
+
+    return PowerOfTwo(settings)
 
 
 def _device_aware(settings: RouterSettings) -> Policy:
@@ -33,14 +47,26 @@ def _device_aware(settings: RouterSettings) -> Policy:
     return DeviceAware(settings)
 
 
+def _direct(settings: RouterSettings) -> Policy:
+    from policies.router.direct import Direct
+
+    return Direct(settings)
+
+
+def _kv(settings: RouterSettings) -> Policy:
+    from policies.router.kv import Kv, KvOutput
+
+    return KvOutput(settings) if settings.track_output_blocks else Kv(settings)
+
+
 MODES: Mapping[str, Maker] = MappingProxyType(
     {
-        "round-robin": RoundRobin,
-        "random": Random,
-        "least-loaded": LeastLoaded,
-        "power-of-two": PowerOfTwo,
+        "round-robin": _round_robin,
+        "random": _random,
+        "least-loaded": _least_loaded,
+        "power-of-two": _power_of_two,
         "device-aware-weighted": _device_aware,
-        "direct": Direct,
+        "direct": _direct,
         "kv": _kv,
     }
 )
