@@ -7,11 +7,13 @@ devices gets none of it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from reports import text
-from reports.bars import Bars, Part, Row
 from reports.report import Report
+
+if TYPE_CHECKING:
+    from reports.bars import Bars
 
 TIERS: Final = {"g1": "device", "g2": "host memory", "g3": "disk", "g4": "remote store"}
 _MISSES: Final = {
@@ -60,6 +62,8 @@ def tier_bars(report: Report) -> Iterator[Bars]:
 
 
 def _hit_bars(report: Report) -> Bars:
+    from reports.bars import Bars, Part, Row
+
     """The hit rate in blocks, in one bar of a part for each tier; below it what an endless cache would have had."""
     found, edges = report.meta.tiers, _edges(report)
     looked = found["lookup_blocks"]
@@ -96,6 +100,8 @@ def _moved(report: Report) -> Iterator[tuple[str, int, int]]:
 
 
 def _moved_bars(moved: Sequence[tuple[str, int, int]]) -> Bars:
+    from reports.bars import Bars, Part, Row
+
     return Bars(
         title="Bytes moved between tiers",
         note="down: stored in a tier; up: loaded from it to a device",
