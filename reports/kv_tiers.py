@@ -62,9 +62,9 @@ def tier_bars(report: Report) -> Iterator[Bars]:
 
 
 def _hit_bars(report: Report) -> Bars:
+    """The hit rate in blocks, in one bar of a part for each tier; below it what an endless cache would have had."""
     from reports.bars import Bars, Part, Row
 
-    """The hit rate in blocks, in one bar of a part for each tier; below it what an endless cache would have had."""
     found, edges = report.meta.tiers, _edges(report)
     looked = found["lookup_blocks"]
     blocks = {tier: found.get(f"{tier}_hit_blocks", 0) for tier in TIERS}

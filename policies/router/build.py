@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
+from importlib import import_module
 from types import MappingProxyType
 
 from policies.cluster.controller import Policy
@@ -17,40 +18,14 @@ from policies.router.settings import RouterSettings
 Maker = Callable[[RouterSettings], Policy]
 
 
-def _round_robin(settings: RouterSettings) -> Policy:
-    from policies.router.round_robin import RoundRobin
+def _mode(module: str, name: str) -> Maker:
+    """The class `name` of `policies.router.<module>`, imported when it is first built."""
 
-    return RoundRobin(settings)
+    def make(settings: RouterSettings) -> Policy:
+        policy: Policy = getattr(import_module(f"policies.router.{module}"), name)(settings)
+        return policy
 
-
-def _random(settings: RouterSettings) -> Policy:
-    from policies.router.random import Random
-
-    return Random(settings)
-
-
-def _least_loaded(settings: RouterSettings) -> Policy:
-    from policies.router.least_loaded import LeastLoaded
-
-    return LeastLoaded(settings)
-
-
-def _power_of_two(settings: RouterSettings) -> Policy:
-    from policies.router.power_of_two import PowerOfTwo
-
-    return PowerOfTwo(settings)
-
-
-def _device_aware(settings: RouterSettings) -> Policy:
-    from policies.router.device_aware import DeviceAware
-
-    return DeviceAware(settings)
-
-
-def _direct(settings: RouterSettings) -> Policy:
-    from policies.router.direct import Direct
-
-    return Direct(settings)
+    return make
 
 
 def _kv(settings: RouterSettings) -> Policy:
@@ -61,12 +36,12 @@ def _kv(settings: RouterSettings) -> Policy:
 
 MODES: Mapping[str, Maker] = MappingProxyType(
     {
-        "round-robin": _round_robin,
-        "random": _random,
-        "least-loaded": _least_loaded,
-        "power-of-two": _power_of_two,
-        "device-aware-weighted": _device_aware,
-        "direct": _direct,
+        "round-robin": _mode("round_robin", "RoundRobin"),
+        "random": _mode("random", "Random"),
+        "least-loaded": _mode("least_loaded", "LeastLoaded"),
+        "power-of-two": _mode("power_of_two", "PowerOfTwo"),
+        "device-aware-weighted": _mode("device_aware", "DeviceAware"),
+        "direct": _mode("direct", "Direct"),
         "kv": _kv,
     }
 )
