@@ -16,40 +16,23 @@ class StepPlan:
     them.
     """
 
-    __slots__ = (
-        "chunks",
-        "decodes",
-        "end_s",
-        "entering",
-        "evict_s",
-        "exclusive",
-        "failed",
-        "literal",
-        "mixed",
-        "preempted",
-        "prefill_tokens",
-        "settled",
-        "start_s",
-        "steps",
-        "waiting",
-    )
+    steps = 1  # what a plan does not set is that of the class: one is made for every step
+    chunks = 0
+    prefill_tokens = 0
+    decodes = 0
+    mixed = False
+    literal = False
+    exclusive = False
+    preempted = 0
+    evict_s: float | None = None
+    settled = False
+    waiting = 0  # who is left waiting when the step begins
 
     def __init__(self, start_s: float) -> None:
         self.start_s = start_s
         self.end_s = start_s
-        self.steps = 1
-        self.chunks = 0
-        self.prefill_tokens = 0
-        self.decodes = 0
         self.entering: list[Sequence] = []
         self.failed: list[Sequence] = []
-        self.mixed = False
-        self.literal = False
-        self.exclusive = False
-        self.preempted = 0
-        self.evict_s: float | None = None
-        self.settled = False
-        self.waiting = 0  # who is left waiting when the step begins
 
 
 class Outcome:

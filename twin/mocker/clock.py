@@ -54,11 +54,6 @@ class Clock(Environment):
         return before(self.now) if self.early else self.now
 
     @property
-    def is_due(self) -> bool:
-        """Whether anything else happens at this very instant."""
-        return bool(self._queue) and self._queue[0][0] <= self._now
-
-    @property
     def waiting(self) -> int:
         """Events that have not happened yet, happen to somebody and do not only look on."""
         return len(self._queue) - self.watching - self.passed_over
@@ -103,7 +98,9 @@ class Clock(Environment):
         """A new event that happens at `at_s`."""
         if at_s > LAST_S:
             raise beyond(at_s)
-        event = Event(self)
+        event = Event.__new__(Event)  # as its __init__ leaves it, without the call: hot
+        event.env = self
+        event.callbacks = []
         event._ok = True
         event._value = None
         heappush(self._queue, (at_s, order, next(self._eid), event))  # type: ignore[misc]

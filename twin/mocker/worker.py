@@ -349,7 +349,8 @@ class MockWorker:
         if lane is not None:
             lane.attend()
         self._on_step(self, outcome)
-        if clock.is_due:  # something else is due at this instant: it goes first
+        queue = clock._queue
+        if queue and queue[0][0] <= clock._now:  # something else is due at this instant: it goes first
             self._wake = clock.at(clock.now, self._step_start)
             self._wake.callbacks.append(self._next)
         else:
