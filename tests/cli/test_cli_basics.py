@@ -145,3 +145,9 @@ def test_a_router_of_another_package_routes(twin, plugin: dict[str, str], tmp_pa
     assert ended.code == 0, ended.err
     assert [worker["requests"] for worker in json.loads(ended.out)["workers"]] == [0, 3, 0, 0]
     assert "must be round-robin" in twin("replay", trace, "--router", "always-1").complaint
+
+
+def test_python_m_twin_is_the_command(root: Path) -> None:
+    command = [sys.executable, "-m", "twin", "--version"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split()[0]) == (0, "dynatwin")

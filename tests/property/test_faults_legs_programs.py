@@ -12,6 +12,8 @@ from test_engine_against_naive import KEY_TOKENS
 from test_faults_programs import Blow, blows
 from test_legs_programs import Program, carry_out, programs
 
+from twin.engine.settings import EngineSettings
+from twin.mocker.demand import Row
 from twin.mocker.handoff import HandoffRules
 from twin.mocker.sinks import MemorySinks
 
@@ -26,6 +28,33 @@ def _keys(n: int, isl: int) -> list[int]:
 def _carry_out(program: Program, blown: list[Blow], *, leap: bool) -> MemorySinks:
     acts = [(blow.later_s(), blow.act) for blow in blown]
     return carry_out(program, leap=leap, acts=acts)[0]
+
+
+def _program(
+    rows: tuple[Row, ...],
+    engine: EngineSettings,
+    workers: tuple[int, int],
+    *,
+    lease_s: float | None = None,
+    router: str = "round-robin",
+    order: str = "prefill_first",
+    move_s: float = 0.0,
+) -> Program:
+    """So many prefill and decode workers of one engine; the decode worker makes the first token."""
+    rules = HandoffRules(
+        first_token="decode", lease_s=lease_s, missing_only=False, one_at_a_time=False, block_size=engine.block_size
+    )
+    return Program(
+        rows=rows,
+        prefill=engine,
+        decode=engine,
+        workers=workers,
+        rules=rules,
+        router=router,
+        order=order,
+        move_s=move_s,
+        shared=False,
+    )
 
 
 @EXAMPLES
@@ -52,18 +81,12 @@ def test_faults_in_every_stage_of_a_hand_off(program: Program, blown: list[Blow]
 
 def test_a_prompt_whose_lease_ended_and_whose_worker_died_is_computed_elsewhere() -> None:
     """Found by a random program: it waited for ever for a prefill worker that was gone."""
-    rules = HandoffRules(first_token="decode", lease_s=0.03, missing_only=False, one_at_a_time=False, block_size=2)
     engine = engine_settings(block_size=2, blocks=8, max_num_batched_tokens=8, prefix_caching=False, max_num_seqs=1)
-    program = Program(
+    program = _program(
         rows=tuple(trace_row(n, 0.0, 1, 4 if n == 1 else 1, [1000 + 20 * n]) for n in range(9)),
-        prefill=engine,
-        decode=engine,
+        engine=engine,
         workers=(1, 1),
-        rules=rules,
-        router="round-robin",
-        order="prefill_first",
-        move_s=0.0,
-        shared=False,
+        lease_s=0.03,
     )
     requests = _carry_out(program, [Blow(50, "kill", 0)], leap=True).requests
     assert [row[6] for _, row in sorted(requests.items())] == ["completed"] * 9
@@ -72,21 +95,15 @@ def test_a_prompt_whose_lease_ended_and_whose_worker_died_is_computed_elsewhere(
 
 def test_a_client_that_leaves_at_the_instant_a_step_ends_inside_a_leap_leaves_within_the_step() -> None:
     """Found among 10,000 programs: what leaves comes before the step ends of its instant, leapt or not."""
-    rules = HandoffRules(first_token="decode", lease_s=None, missing_only=False, one_at_a_time=False, block_size=4)
     engine = engine_settings(
         block_size=4, blocks=8, prefix_caching=False, max_num_seqs=1, chunked_prefill=False, exclusive_prefill=True
     )
     lengths = [(32, 1), (21, 3), *[(1, 1)] * 5]
-    program = Program(
+    program = _program(
         rows=tuple(trace_row(n, 0.055, isl, osl, _keys(n, isl)) for n, (isl, osl) in enumerate(lengths)),
-        prefill=engine,
-        decode=engine,
+        engine=engine,
         workers=(1, 1),
-        rules=rules,
-        router="round-robin",
-        order="prefill_first",
         move_s=0.001,
-        shared=False,
     )
     blown = [Blow(140, "cancel", 1)]
     assert _carry_out(program, blown, leap=True).requests == _carry_out(program, blown, leap=False).requests
@@ -94,19 +111,13 @@ def test_a_client_that_leaves_at_the_instant_a_step_ends_inside_a_leap_leaves_wi
 
 def test_a_kept_prompt_that_may_not_be_sent_again_is_let_go() -> None:
     """Found by random programs: refused by the limit, its blocks stayed with the prefill worker for ever."""
-    rules = HandoffRules(first_token="decode", lease_s=None, missing_only=False, one_at_a_time=False, block_size=2)
     engine = engine_settings(block_size=2, blocks=22, max_num_batched_tokens=8, prefix_caching=False, max_num_seqs=1)
     lengths = [(1, 1), (34, 10), (33, 1), (1, 1)]
-    program = Program(
+    program = _program(
         rows=tuple(trace_row(n, 0.0, isl, osl, _keys(n, isl)) for n, (isl, osl) in enumerate(lengths)),
-        prefill=engine,
-        decode=engine,
+        engine=engine,
         workers=(2, 2),
-        rules=rules,
-        router="round-robin",
-        order="prefill_first",
         move_s=0.017,
-        shared=False,
     )
     blown = [Blow(270, "kill", 2), Blow(170, "kill", 3), Blow(170, "kill", 0)]
     requests = _carry_out(program, blown, leap=True).requests
@@ -115,18 +126,13 @@ def test_a_kept_prompt_that_may_not_be_sent_again_is_let_go() -> None:
 
 def test_where_room_comes_first_a_prompt_whose_room_is_lost_is_computed_again() -> None:
     """Found by random programs: held without room, and room without a prompt, would wait for each other for ever."""
-    rules = HandoffRules(first_token="decode", lease_s=None, missing_only=False, one_at_a_time=False, block_size=4)
     engine = engine_settings(block_size=4, blocks=8, max_num_batched_tokens=64, prefix_caching=False, max_num_seqs=1)
-    program = Program(
+    program = _program(
         rows=tuple(trace_row(n, 0.0, 20, 1, _keys(n, 20)) for n in range(2)),
-        prefill=engine,
-        decode=engine,
+        engine=engine,
         workers=(1, 2),
-        rules=rules,
-        router="round-robin",
         order="decode_first",
         move_s=0.017,
-        shared=False,
     )
     # 30 ms: the first prompt is computed and on its way; the second has room on the other worker and waits for blocks
     requests = _carry_out(program, [Blow(30, "kill", 1)], leap=True).requests
@@ -136,18 +142,12 @@ def test_where_room_comes_first_a_prompt_whose_room_is_lost_is_computed_again() 
 @pytest.mark.parametrize("kind", ["island", "cut"])
 def test_room_for_a_prompt_whose_lease_ended_and_whose_worker_is_cut_off(kind: str) -> None:
     """Found among 10,000 programs: it waited for ever for a prefill worker that had been taken for lost."""
-    rules = HandoffRules(first_token="decode", lease_s=0.03, missing_only=False, one_at_a_time=False, block_size=2)
     engine = engine_settings(block_size=2, blocks=8, max_num_batched_tokens=8, prefix_caching=False, max_num_seqs=1)
-    program = Program(
+    program = _program(
         rows=tuple(trace_row(n, 0.0, 1, 4 if n == 1 else 1, [1000 + 20 * n]) for n in range(12)),
-        prefill=engine,
-        decode=engine,
+        engine=engine,
         workers=(1, 1),
-        rules=rules,
-        router="round-robin",
-        order="prefill_first",
-        move_s=0.0,
-        shared=False,
+        lease_s=0.03,
     )
     for leap in (True, False):
         requests = _carry_out(program, [Blow(20, kind, 0, 45.0)], leap=leap).requests
@@ -156,23 +156,17 @@ def test_room_for_a_prompt_whose_lease_ended_and_whose_worker_is_cut_off(kind: s
 
 def test_a_draining_prefill_worker_that_an_interruption_lets_go() -> None:
     """Found among 10,000 programs: what the loss of a decode worker frees is the last that a draining worker held."""
-    rules = HandoffRules(first_token="decode", lease_s=None, missing_only=False, one_at_a_time=False, block_size=4)
     engine = engine_settings(
         block_size=4, blocks=8, prefix_caching=False, max_num_seqs=1, chunked_prefill=False, exclusive_prefill=True
     )
-    program = Program(
+    program = _program(
         rows=(
             trace_row(0, 0.0, 1, 1, [1000]),
             *(trace_row(n, 0.055, 1, 20 if n == 2 else 1, [1000 + 20 * n]) for n in range(1, 7)),
         ),
-        prefill=engine,
-        decode=engine,
+        engine=engine,
         workers=(1, 2),
-        rules=rules,
         router="kv",
-        order="prefill_first",
-        move_s=0.0,
-        shared=False,
     )
     blown = [Blow(350, "cut", 1, 45.0), Blow(270, "kill", 2, 45.0), Blow(320, "drain", 0)]
     assert _carry_out(program, blown, leap=True).requests == _carry_out(program, blown, leap=False).requests

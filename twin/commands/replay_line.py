@@ -30,7 +30,7 @@ OPTIONS = (
     Option("TRACE", "TRACE", "Trace file; its format is sniffed."),
     Option("--config", "FILE", "TOML file (docs/config.md)."),
     Option("--workers", "N", "Number of workers."),
-    Option("--engine", "NAME", "Whose scheduler: vllm."),
+    Option("--engine", "NAME", "Whose scheduler: vllm, sglang, trtllm."),
     Option("--model", "NAME", "Model served (twin models)."),
     Option("--gpu", "NAME", "Device (twin hardware)."),
     Option("--tp", "N", "GPUs of one worker."),
