@@ -134,7 +134,7 @@ class _Reader:
     def __call__(self, name: str) -> Iterable[pa.Array]:
         if isinstance(self._source, pa.RecordBatch):
             return [self._source.column(name)]
-        chunks: list[pa.Array] = self._source.read(columns=[name]).column(0).chunks
+        chunks: list[pa.Array] = self._source.read(columns=[name], use_threads=False).column(0).chunks
         return chunks
 
 

@@ -22,6 +22,9 @@ PIECE_VALUES = 1 << 18
 KEEP_VALUES = 1 << 21
 """Values that may be held at once for the last, exact selection."""
 
+KEPT_PIECES = 4
+"""Pieces that the first pass keeps for the next ones: a short run is expanded once."""
+
 SHIFTS = (47, 31, 15, 0)
 """The 63 bits of a non-negative float64, cut into digits of 16, 16, 16 and 15 bits, most significant first."""
 
@@ -101,20 +104,26 @@ def summarise(stream: Stream, quantiles: Sequence[float]) -> GapSummary | None:
     """
     moments = _Moments()
     histogram, entries = np.zeros(DIGIT_BINS, dtype=np.int64), np.zeros(DIGIT_BINS, dtype=np.int64)
+    kept: list[Piece] = []
+    pieces = 0
     for values, weights in stream():
+        pieces += 1
+        if pieces <= KEPT_PIECES:
+            kept.append((values, weights))
         moments.add(values, weights)
         digit = _keys(values) >> SHIFTS[0]
         histogram += _weighted_counts(digit, weights)
         entries += np.bincount(digit, minlength=DIGIT_BINS)
     if moments.count == 0:
         return None
+    again: Stream = stream if pieces > KEPT_PIECES else lambda: kept
     return GapSummary(
         count=moments.count,
         mean=moments.mean,
         std=float(np.sqrt(moments.squares / moments.count)),
         min=moments.low,
         max=moments.high,
-        quantiles=_quantiles(stream, histogram, entries, moments.count, quantiles),
+        quantiles=_quantiles(again, histogram, entries, moments.count, quantiles),
     )
 
 

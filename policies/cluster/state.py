@@ -187,7 +187,11 @@ class Cluster(ClusterView):
 
     def fold(self, event: Event) -> None:
         """Take in one event. Raises InvariantError, with the request's story, for what must not happen."""
-        if isinstance(event, RequestEvent):
+        if type(event) is RequestArrived:
+            if event.request_id in self._requests:
+                raise InvariantError(f"{event!r}: a request of that id is open; ids must be unique")
+            self._requests[event.request_id] = RequestView(event)
+        elif isinstance(event, RequestEvent):
             self._fold_request(event)
         elif isinstance(event, WorkerReported):
             worker = self._workers.get(event.worker_id)
@@ -232,7 +236,10 @@ class Cluster(ClusterView):
             lora = request.arrived.lora
             if lora and not worker.up.serves(lora):
                 raise InvariantError(f"{action!r}: worker {action.worker_id} does not serve adapter {lora!r}")
-            self._advance(request, action)
+            after = TRANSITIONS[request.state].get(Dispatch)
+            if after is None:
+                raise _impossible(request, action)
+            _set_state(request, after)
             if action.leg is Leg.PREFILL:
                 _set_prefill_worker(request, action.worker_id)
                 _set_prefill_holder(request, worker)
@@ -244,19 +251,20 @@ class Cluster(ClusterView):
             request = self._requests.get(action.request_id)
             if request is None:
                 raise InvariantError(f"{action!r}: no such open request")
-            self._advance(request, action)
+            after = TRANSITIONS[request.state].get(Enqueue)
+            if after is None:
+                raise _impossible(request, action)
+            _set_state(request, after)
 
     def _fold_request(self, event: RequestEvent) -> None:
-        kind = type(event)
-        if kind is RequestArrived:
-            if event.request_id in self._requests:
-                raise InvariantError(f"{event!r}: a request of that id is open; ids must be unique")
-            self._requests[event.request_id] = RequestView(event)  # type: ignore[arg-type]
-            return
         request = self._requests.get(event.request_id)
         if request is None:
             raise InvariantError(f"{event!r}: no such open request; it ended before, or never arrived")
-        self._advance(request, event)
+        kind = type(event)
+        after = TRANSITIONS[request.state].get(kind)
+        if after is None:
+            raise _impossible(request, event)
+        _set_state(request, after)
         if kind in ENDS:
             del self._requests[event.request_id]
             holder = request._holder
@@ -294,11 +302,10 @@ class Cluster(ClusterView):
             _set_in_flight(holder, holder.in_flight - 1)
             _set_prefill_holder(request, None)
 
-    def _advance(self, request: RequestView, cause: Event | Action) -> None:
-        after = TRANSITIONS[request.state].get(type(cause))
-        if after is None:
-            raise InvariantError(
-                f"{cause!r} cannot follow state {request.state.value!r} of request "
-                f"{request.arrived.request_id!r} (arrived {request.arrived.at_s} s, worker {request.worker_id})"
-            )
-        _set_state(request, after)
+
+def _impossible(request: RequestView, cause: Event | Action) -> InvariantError:
+    """What may not follow the state that a request is in."""
+    return InvariantError(
+        f"{cause!r} cannot follow state {request.state.value!r} of request "
+        f"{request.arrived.request_id!r} (arrived {request.arrived.at_s} s, worker {request.worker_id})"
+    )

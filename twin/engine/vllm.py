@@ -201,7 +201,8 @@ class VllmEngine(EngineCore):
     def _plan_decode(self, step: StepPlan) -> StepPlan:
         """Nothing but decode steps: as many as are certain, or one when leaping is off."""
         batch, pool = self.batch, self.pool
-        if batch.size > self.settings.max_num_batched_tokens or batch.crossings(1) > pool.free + pool.inactive:
+        size, room = batch.size, pool.free + pool.inactive
+        if size > self.settings.max_num_batched_tokens or (room < size and batch.crossings(1) > room):
             return self._plan_literal(step)
         self._plan_batch(step)
         return step

@@ -8,7 +8,7 @@ on leaping and must not matter. SimPy's own counter breaks the rest, in order of
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import partial
 from heapq import heappop, heappush
@@ -21,6 +21,15 @@ from twin.engine.ticks import LAST_S, before, beyond
 
 NOBODY: Final[Any] = ()
 """Who waits for an event that was called off, and is on the clock still."""
+
+Callback = Callable[[Event], None]
+
+
+class Due(Event):
+    """An event that is on the clock already: who waits for it is all that one differs in from another."""
+
+    _ok = True
+    _value = None
 
 
 class Order(IntEnum):
@@ -35,6 +44,10 @@ class Order(IntEnum):
     LATE = 6 << 32
     TIMER = 7 << 32
     STEP_START = 8 << 32
+
+
+_STEP_END = int(Order.STEP_END)
+_NEW = object.__new__
 
 
 class Clock(Environment):
@@ -94,22 +107,18 @@ class Clock(Environment):
         event._value = None
         heappush(self._queue, (at_s, order, next(self._eid), event))  # type: ignore[misc]
 
-    def at(self, at_s: float, order: int) -> Event:
-        """A new event that happens at `at_s`."""
+    def at(self, at_s: float, order: int, callbacks: Sequence[Callback]) -> Due:
+        """A new event that happens at `at_s`, to those who wait for it: nobody can join them later."""
         if at_s > LAST_S:
             raise beyond(at_s)
-        event = Event.__new__(Event)  # as its __init__ leaves it, without the call: hot
-        event.env = self
-        event.callbacks = []
-        event._ok = True
-        event._value = None
+        event = _NEW(Due)  # without SimPy's __init__: hot
+        event.callbacks = callbacks  # type: ignore[assignment]
         heappush(self._queue, (at_s, order, next(self._eid), event))  # type: ignore[misc]
         return event
 
     def call(self, at_s: float, order: int, what: Callable[[], None]) -> None:
         """Let something happen at an instant, in its place among what happens then."""
-        event = self.at(at_s, order)
-        event.callbacks.append(partial(self._call_early, what) if order < Order.STEP_END else lambda _: what())
+        self.at(at_s, order, (partial(self._call_early, what) if order < _STEP_END else lambda _: what(),))
 
     def _call_early(self, what: Callable[[], None], _: Event) -> None:
         self.early = True
@@ -118,8 +127,8 @@ class Clock(Environment):
 
     def move(self, event: Event, at_s: float, order: int) -> Event:
         """A new event at `at_s` that wakes whoever waits for `event`; the old one happens to nobody."""
-        moved = self.at(at_s, order)
-        moved.callbacks, event.callbacks = event.callbacks, NOBODY
+        moved = self.at(at_s, order, event.callbacks)
+        event.callbacks = NOBODY
         self.passed_over += 1
         return moved
 

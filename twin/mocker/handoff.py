@@ -108,7 +108,7 @@ class _Timed:
 
     def __init__(self, clock: Clock, at_s: float, order: int, what: Callable[[], None]) -> None:
         self._what: Callable[[], None] | None = what
-        clock.at(at_s, order).callbacks.append(self._fire)
+        clock.at(at_s, order, (self._fire,))
 
     def _fire(self, _: object) -> None:
         what, self._what = self._what, None
@@ -335,7 +335,7 @@ class Handoffs:
             side.scheduled = True
             up = side.worker.up
             order = Order.COMMAND + up.worker_id + (_DECODE_POOL if up.role is not Role.PREFILL else 0)
-            self._clock.at(self._clock.now, order).callbacks.append(lambda _: self._act(side))
+            self._clock.at(self._clock.now, order, (lambda _: self._act(side),))
 
     def _act(self, side: _Side) -> None:
         side.scheduled = False

@@ -45,7 +45,7 @@ class OwnLane:
     def load(self, load: HostLoad, on_done: Callable[[], None]) -> None:
         begin_s = max(self._clock.now, self._free_s)
         self._free_s = instant(begin_s + load.bytes / self._bytes_per_s)
-        self._clock.at(self._free_s, int(Order.TRANSFER_DONE)).callbacks.append(lambda _: on_done())
+        self._clock.at(self._free_s, int(Order.TRANSFER_DONE), (lambda _: on_done(),))
 
     def attend(self) -> None:
         pass

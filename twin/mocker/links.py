@@ -228,8 +228,7 @@ class Network:
         if self._wake is None or self._wake_s != at_s:
             self._wake_s = at_s
             self._events += 1
-            self._wake = self._clock.at(at_s, _TRANSFER_DONE)
-            self._wake.callbacks.append(self._on_wake)
+            self._wake = self._clock.at(at_s, _TRANSFER_DONE, (self._on_wake,))
 
     def _on_wake(self, event: Event) -> None:
         self._events -= 1

@@ -42,7 +42,9 @@ class MockWorker:
         "_loaded",
         "_loads",
         "_moving",
+        "_on_end",
         "_on_evicting",
+        "_on_start",
         "_on_step",
         "_plan",
         "_step_end",
@@ -76,6 +78,7 @@ class MockWorker:
         self.attentive = False  # somebody waits for the end of the very next step: no leap may go past it
         self._plan: StepPlan | None = None
         self._idle = self._wake = Event(clock)
+        self._on_start, self._on_end = (self._next,), (self._end,)  # whom a step that begins, or ends, wakes
         self._dropped: list[Sequence] = []
         self._lane = lane
         self._loads: list[HostLoad] = getattr(engine, "pending_loads", [])
@@ -99,9 +102,10 @@ class MockWorker:
         refusal = self.engine.submit(seq)
         if refusal is not None:
             return refusal
-        if self._plan is None:
+        plan = self._plan
+        if plan is None:
             self.nudge()
-        elif not self.engine.head_is_blocked:
+        elif (plan.steps > 1 or plan.settled) and not self.engine.head_is_blocked:
             self.cut()
         return None
 
@@ -327,8 +331,7 @@ class MockWorker:
         self._plan = plan
         if self.attentive and plan.steps > 1:
             engine.truncate(plan, clock.now)
-        wake = self._wake = clock.at(plan.end_s, self._step_end)
-        wake.callbacks.append(self._end)
+        self._wake = clock.at(plan.end_s, self._step_end, self._on_end)
         if plan.evict_s is not None:
             self._on_evicting(self, plan)
 
@@ -351,7 +354,6 @@ class MockWorker:
         self._on_step(self, outcome)
         queue = clock._queue
         if queue and queue[0][0] <= clock._now:  # something else is due at this instant: it goes first
-            self._wake = clock.at(clock.now, self._step_start)
-            self._wake.callbacks.append(self._next)
+            self._wake = clock.at(clock._now, self._step_start, self._on_start)
         else:
             self._next()

@@ -7,7 +7,7 @@ in the order of `clock.Order`. It decides nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from twin.mocker.routersync import RouterSync, SyncPlan
     from twin.mocker.tiers import TierPlan, Tiers
 
-_ARRIVAL, _LATE, _TIMER, _READY = int(Order.ARRIVAL), int(Order.LATE), int(Order.TIMER), int(Order.WORKER_READY)
+_FIRST, _ARRIVAL, _TIMER, _READY = map(int, (Order.FAULT, Order.ARRIVAL, Order.TIMER, Order.WORKER_READY))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +133,7 @@ class MockWorld:
         "_has_keys",
         "_hear",
         "_network",
+        "_next_row",
         "_on_end",
         "_progress",
         "_router",
@@ -200,6 +201,7 @@ class MockWorld:
         self._timers: dict[str, float] = {}
         self._tiers = {"lookup_blocks": 0, "g1_hit_blocks": 0, "g2_hit_blocks": 0}
         self._arriving = True
+        self._next_row: Row | None = None  # of the open loop: not yet its time
         self.news = News(
             self,
             observe,
@@ -306,7 +308,7 @@ class MockWorld:
         """Until every request has ended. What faults hold up for good fails when nothing else is left to happen;
         raises EngineError, naming them, when open requests cannot proceed for no such reason."""
         clock = self.clock
-        clock.process(self._closed_loop() if self._concurrency is not None else self._open_loop())
+        self._begin()
         clock.run_out()
         while self.open and (found := self.stuck()) is not None:
             why, held_up = found
@@ -363,20 +365,34 @@ class MockWorld:
 
     # ------------------------------------------------------------ arrivals
 
-    def _open_loop(self) -> Generator[SimEvent, None, None]:
-        clock = self.clock
-        for row in self._demand.open_loop():
-            at_s = instant(row.arrival_s or 0.0)
-            if at_s > clock.now:
-                yield clock.at(at_s, _ARRIVAL)
-            self._arrive(row)
-        self._arriving = False
+    def _begin(self) -> None:
+        """Let the first of the demand arrive."""
+        if self._concurrency is not None:
+            self._units = self._demand.units()
+            self.call(0.0, _ARRIVAL, self._fill)
+        else:
+            self._units = self._demand.open_loop()
+            self.clock.at(0.0, _FIRST, (self._arrivals,))
 
-    def _closed_loop(self) -> Generator[SimEvent, None, None]:
-        self._units = self._demand.units()
-        yield self.clock.at(0.0, _ARRIVAL)
+    def _fill(self) -> None:
+        """The closed loop begins."""
         for _ in range(self._concurrency or 0):
             self._next_unit()
+        self._arriving = False
+
+    def _arrivals(self, _: SimEvent) -> None:
+        """The rows of the open loop whose time has come arrive."""
+        clock = self.clock
+        row = self._next_row
+        if row is not None:
+            self._arrive(row)
+        for row in self._units:
+            at_s = instant(row.arrival_s or 0.0)
+            if at_s > clock._now:
+                self._next_row = row
+                clock.at(at_s, _ARRIVAL, (self._arrivals,))
+                return
+            self._arrive(row)
         self._arriving = False
 
     def _next_unit(self) -> None:
@@ -422,7 +438,10 @@ class MockWorld:
 
     def post(self, event: Event) -> None:
         for action in self.controller.step(event):
-            self._perform(action)
+            if type(action) is Dispatch:  # the usual one
+                self._dispatch(action)
+            else:
+                self._perform(action)
 
     def _post_informed(self, event: Event) -> None:
         """Post what may be answered by a choice of workers: what leaps have evicted by then is known."""
