@@ -39,6 +39,8 @@ class RequestState(Enum):
     FAILED = "failed"
     CANCELLED = "cancelled"
 
+    __hash__ = object.__hash__  # members are looked up at every event; that of Enum is slow
+
 
 _S = RequestState
 _ENDINGS: dict[type[Event | Action], RequestState] = {RequestFailed: _S.FAILED, RequestCancelled: _S.CANCELLED}

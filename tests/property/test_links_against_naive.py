@@ -66,7 +66,7 @@ def simulate(links: list[Link], jobs: list[Job], changes: list[Change]) -> tuple
         transfers[number] = network.start(job.links, job.bytes, setup_s=float(job.setup_s), on_done=note)
 
     def at(at_s: Fraction, order: Order, what) -> None:
-        clock.at(float(at_s), int(order)).callbacks.append(lambda _: what())
+        clock.at(float(at_s), int(order), (lambda _: what(),))
 
     for number, job in enumerate(jobs):
         at(job.start_s, Order.ARRIVAL, lambda number=number: begin(number))

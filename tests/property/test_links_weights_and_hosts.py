@@ -69,7 +69,7 @@ def test_weights_are_there_when_the_exact_reference_says(program) -> None:
     bench = Starts(clock, network, loads, is_up=lambda _: False)
 
     def at(ms: int, order: Order, what) -> None:
-        clock.at(ms / 1e3, int(order)).callbacks.append(lambda _: what())
+        clock.at(ms / 1e3, int(order), (lambda _: what(),))
 
     def dies(worker: int) -> None:
         if WorkerId(worker) in bench:

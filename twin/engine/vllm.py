@@ -214,14 +214,14 @@ class VllmEngine(EngineCore):
 
     def _advance(self, step: StepPlan) -> None:
         """Decode steps are over: blocks taken, rows written, totals moved on."""
-        batch = self.batch
-        need = batch.crossings(step.steps)
+        batch, log, steps = self.batch, self._log, step.steps
+        need = batch.crossings(steps)
         if need:
             self.pool.take(need)
-        self._log.decode(step, self._epoch, batch, self.pool, (len(self.running), step.waiting))
-        self._epoch.done += step.steps
-        batch.advance(step.steps)
-        self._log.emitted(step.end_s)
+        log.decode(step, self._epoch, batch, self.pool, (len(self.running), step.waiting))
+        self._epoch.done += steps
+        batch.advance(steps)
+        log.emitted(step.end_s)
 
     def _plan_mixed(self, step: StepPlan) -> None:
         """Decode batch, then the partial prefill, then admissions, when blocks suffice for all that run."""

@@ -132,14 +132,17 @@ class MockWorld:
         "_demand",
         "_has_keys",
         "_hear",
+        "_hit_blocks",
+        "_host_hit_blocks",
+        "_lookup_blocks",
         "_network",
         "_next_row",
         "_on_end",
+        "_one_size",
         "_progress",
         "_router",
         "_seed",
         "_sinks",
-        "_tiers",
         "_timers",
         "_trees",
         "_units",
@@ -199,7 +202,7 @@ class MockWorld:
         self._on_end = on_end
         self._progress = progress
         self._timers: dict[str, float] = {}
-        self._tiers = {"lookup_blocks": 0, "g1_hit_blocks": 0, "g2_hit_blocks": 0}
+        self._lookup_blocks = self._hit_blocks = self._host_hit_blocks = 0
         self._arriving = True
         self._next_row: Row | None = None  # of the open loop: not yet its time
         self.news = News(
@@ -210,6 +213,7 @@ class MockWorld:
         )
         self._trees = _trees(workers, key_tokens, one_size=self.news.of_blocks)
         self.tree = next(iter(self._trees.values()))  # what policies see: the blocks of the first worker
+        self._one_size = self.tree.block_size if len(self._trees) == 1 else 0
         self._has_keys = key_tokens is not None
         self.specs = {spec.worker_id: spec for spec in workers}
         self.wires = Wires()
@@ -401,7 +405,7 @@ class MockWorld:
             self._arrive(row)
 
     def _arrive(self, row: Row) -> None:
-        now_s = self.clock.now
+        now_s = self.clock._now
         if self.news.evicting and self.news.evicting[0][0] <= now_s:
             self.news.learn_evictions(now_s)
         path = self.tree.path(row.keys, row.isl) if row.keys is not None and self._has_keys else None
@@ -488,7 +492,7 @@ class MockWorld:
                 raise CapabilityError(f"the simulated world cannot perform {action!r} in this version")
 
     def _dispatch(self, action: Dispatch) -> None:
-        now_s = self.clock.now
+        now_s = self.clock._now
         request = self.open[action.request_id]
         worker = self.workers[action.worker_id]
         if request.dispatch_s is None:
@@ -662,7 +666,7 @@ class MockWorld:
         self._hear_step(worker, outcome)
 
     def _hear_step(self, worker: MockWorker, outcome: Outcome) -> None:
-        now_s = self.clock.now
+        now_s = self.clock._now
         opened = self.open
         for seq in outcome.firsts:
             request = opened.get(seq.request_id)
@@ -695,7 +699,7 @@ class MockWorld:
         request.closed = True
         if status == "rejected" and request.migrations:
             status = "failed"  # the client has been promised an answer before
-        self.last_end_s = now_s = self.clock.now
+        self.last_end_s = now_s = self.clock._now
         made = self._note(request, status, reason)
         worker_id = request.worker_id
         event: Event
@@ -747,7 +751,12 @@ class MockWorld:
             handoff.activated_s if handoff is not None else None,
         )
         if admitted is not None and admitted.admit_s is not None:
-            self._count_tiers(request, admitted)
+            # every full prompt block of a first admission is looked up once and found in one tier at most
+            size = self._one_size or self._size_of(request, admitted)
+            self._lookup_blocks += admitted.prompt // size
+            if admitted.cached_tokens:
+                self._hit_blocks += admitted.cached_tokens // size
+                self._host_hit_blocks += admitted.host_blocks
         if self._on_end is not None:
             self._on_end(request, status)
         self.ended += 1
@@ -762,23 +771,23 @@ class MockWorld:
         gap: Cells = (worker_id, "gap", last_s, now_s, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, count, now_s - last_s, 0.0, 0.0)
         self._sinks.steps.append(gap)
 
-    def _count_tiers(self, request: OpenRequest, seq: EngineSequence) -> None:
-        """Every full prompt block of a first admission is looked up once and found in one tier at most."""
-        worker_id = request.prefill_worker_id if seq is request.prefill else request.worker_id
-        if worker_id is None:
-            return
-        size = self.specs[worker_id].settings.block_size
-        tiers = self._tiers
-        tiers["lookup_blocks"] += seq.prompt // size
-        tiers["g1_hit_blocks"] += (seq.cached_tokens or 0) // size - seq.host_blocks
-        tiers["g2_hit_blocks"] += seq.host_blocks
+    def _size_of(self, request: OpenRequest, admitted: EngineSequence) -> int:
+        """Tokens in a KV block of the worker that admitted a request."""
+        worker_id = request.prefill_worker_id if admitted is request.prefill else request.worker_id
+        assert worker_id is not None
+        return self.specs[worker_id].settings.block_size
 
     @property
     def tiers(self) -> dict[str, int]:
         """Full prompt blocks at first admissions, by where they were found, and blocks loaded from the host."""
         if self.block_tiers is not None:
             return self.block_tiers.hit_blocks()
-        return self._tiers | {"loaded_blocks": sum(worker.engine.loaded_blocks for worker in self.workers.values())}
+        return {
+            "lookup_blocks": self._lookup_blocks,
+            "g1_hit_blocks": self._hit_blocks - self._host_hit_blocks,
+            "g2_hit_blocks": self._host_hit_blocks,
+            "loaded_blocks": sum(worker.engine.loaded_blocks for worker in self.workers.values()),
+        }
 
     def _where(self, request: OpenRequest) -> str:
         if request.worker_id is None:

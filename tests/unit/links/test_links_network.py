@@ -28,7 +28,7 @@ class Bench:
         self.transfers: dict[str, Transfer] = {}
 
     def at(self, at_ms: float, what: Callable[[], object], order: Order = Order.ARRIVAL) -> None:
-        self.clock.at(at_ms / 1e3, int(order)).callbacks.append(lambda _: what())
+        self.clock.at(at_ms / 1e3, int(order), (lambda _: what(),))
 
     def start(self, name: str, at_ms: float, gb: float, *links: str, **kwargs: float) -> None:
         def begin() -> None:

@@ -58,7 +58,7 @@ class Bench:
         )
 
     def at(self, at_s: float, what: Callable[[], object], order: Order = Order.FAULT) -> None:
-        self.clock.at(at_s, int(order)).callbacks.append(lambda _: what())
+        self.clock.at(at_s, int(order), (lambda _: what(),))
 
     def start(self, at_s: float, worker: int) -> None:
         def up() -> None:

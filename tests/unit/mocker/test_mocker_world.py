@@ -53,9 +53,7 @@ def test_what_comes_first_at_one_instant_is_stated() -> None:
     clock = Clock()
     seen: list[str] = []
     for order in (Order.STEP_START, Order.ARRIVAL, Order.STEP_END, Order.LATE, Order.FAULT, Order.ARRIVAL):
-        event = clock.at(1.0, int(order))
-        assert event.callbacks is not None
-        event.callbacks.append(lambda _, name=order.name: seen.append(name))
+        clock.at(1.0, int(order), (lambda _, name=order.name: seen.append(name),))
     clock.run()
     assert seen == ["FAULT", "STEP_END", "ARRIVAL", "ARRIVAL", "LATE", "STEP_START"]
 
