@@ -72,6 +72,8 @@ class Router:
     subscribes: ClassVar[frozenset[type[Event]]] = frozenset({RequestArrived, RequestMigrated, WorkerUp, WorkerLost})
     keeps_books: ClassVar[bool] = False
     """Whether the mode fills `_books` itself."""
+    timeless: ClassVar[bool] = False
+    """Whether `_choose`, `_sent` and `_explain` never look at when an arrival was. Each class says so for itself."""
 
     def __init__(self, settings: RouterSettings) -> None:
         self.settings = settings
@@ -151,6 +153,12 @@ class Router:
 
     def withdraw(self, request_id: RequestId) -> None:
         """A request that this router may still hold is to go nowhere."""
+
+    @property
+    def reads_time(self) -> bool:
+        """Whether it matters to a decision when it is made (`event.at_s`): a leg is then decided at its own time, on
+        a copy of the arrival."""
+        return self._tracks or self._guarded or not vars(type(self)).get("timeless", False)
 
     @property
     def is_guarded(self) -> bool:

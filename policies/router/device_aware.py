@@ -16,6 +16,8 @@ class DeviceAware(Router):
     than its share of those of the second, it gets the next one; within a kind the least loaded does.
     """
 
+    timeless = True
+
     def __init__(self, settings: RouterSettings) -> None:
         super().__init__(settings)
         if settings.device_ratio is None:

@@ -110,6 +110,8 @@ class Disaggregated:
         self._prefill = prefill
         self._decode = decode
         self._settings = settings
+        self._prefills_in_time = prefill.reads_time
+        self._decodes_in_time = decode.reads_time
         prefill.serve(Role.PREFILL, Leg.PREFILL)
         decode.serve(Role.DECODE, Leg.DECODE)
         self.subscribes = (prefill.subscribes | decode.subscribes | _OWN) if _learns(prefill, decode) else _OWN  # type: ignore[misc]
@@ -165,13 +167,13 @@ class Disaggregated:
         others = self._leave_prefill(event)
         if event.request_id in self._decoding:
             return others
-        return (*self._send_decode(_now(event, view), view), *others)
+        return (*self._send_decode(_begun(event, view, anew=self._decodes_in_time), view), *others)
 
     def _reserved(self, event: RoomReserved, view: ClusterView) -> Iterable[Action]:
         request = view.requests[event.request_id]
         if self._settings.order == "prefill_first" or request.prefill_worker_id is not None:
             return ()
-        return self._send_prefill(_now(event, view), view)
+        return self._send_prefill(_begun(event, view, anew=self._prefills_in_time), view)
 
     def _send_prefill(self, event: RequestArrived, view: ClusterView) -> Iterable[Action]:
         return self._sent_to_prefill(self._prefill.send(event, view), view)
@@ -290,9 +292,11 @@ class Disaggregated:
         return orders
 
 
-def _now(event: RequestEvent, view: ClusterView) -> RequestArrived:
-    """The request as if it came now: a leg is decided at its own time, not at that of the arrival."""
-    return replace(view.requests[event.request_id].arrived, at_s=event.at_s)
+def _begun(event: RequestEvent, view: ClusterView, *, anew: bool) -> RequestArrived:
+    """The request of a leg that begins now: `anew`, as if it came now; else as it came, where its router reads no
+    time and a copy would be for nothing."""
+    arrived = view.requests[event.request_id].arrived
+    return replace(arrived, at_s=event.at_s) if anew else arrived
 
 
 _OWN: frozenset[type[Event]] = frozenset(

@@ -98,6 +98,7 @@ class Kv(Router):
         *ENDS,
     }
     keeps_books = True
+    timeless = True
     _books: Books
 
     def __init__(self, settings: RouterSettings) -> None:
@@ -140,6 +141,10 @@ class Kv(Router):
                 "unknown_free": books.unknown_frees,
             }
         )
+
+    @property
+    def reads_time(self) -> bool:
+        return super().reads_time or self._guesses is not None
 
     # ------------------------------------------------------------ what happened
 
@@ -352,6 +357,7 @@ class KvOutput(Kv):
     """Mode kv with `track_output_blocks`: generated tokens count as blocks too, a block at each full one."""
 
     subscribes: ClassVar[frozenset[type[Event]]] = Kv.subscribes | {TokensEmitted}
+    timeless = True
 
     def _book(self, event: RequestArrived, worker_id: WorkerId, overlap_blocks: int) -> None:
         super()._book(event, worker_id, overlap_blocks)

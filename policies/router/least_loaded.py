@@ -13,6 +13,8 @@ from policies.router.settings import RouterSettings
 class LeastLoaded(Router):
     """Equals are told apart by the tie rule."""
 
+    timeless = True
+
     def __init__(self, settings: RouterSettings) -> None:
         super().__init__(settings)
         self._ties = Ties(settings.tie_break, settings.seed)

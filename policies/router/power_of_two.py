@@ -11,6 +11,8 @@ from policies.router.base import Choice, Router
 class PowerOfTwo(Router):
     """The first of the pair wins a tie; a single worker is taken as it is."""
 
+    timeless = True
+
     def _choose(self, event: RequestArrived, live: tuple[WorkerView, ...]) -> Choice:
         if len(live) == 1:
             return Choice(0, "p2c", "the only one")

@@ -54,6 +54,7 @@ class Queued:
     """
 
     subscribes: ClassVar[frozenset[type[Event]]] = Router.subscribes | _FREEING | {TimerFired}
+    reads_time = True
 
     def __init__(self, inner: Router, settings: QueueSettings) -> None:
         self.settings: RouterSettings = inner.settings

@@ -15,6 +15,8 @@ class RoundRobin(Router):
     a pattern in the demand could leave some of them out for ever.
     """
 
+    timeless = True
+
     def __init__(self, settings: RouterSettings) -> None:
         super().__init__(settings)
         self._turns: dict[str, int] = {}

@@ -29,6 +29,7 @@ from policies.cluster.events import (
     BlocksRemoved,
     BlocksStored,
     Event,
+    RequestArrived,
     WorkerEvent,
     WorkerLost,
     WorkerReported,
@@ -160,6 +161,16 @@ class RouterContract(PolicyContract):
         assert isinstance(action, Reject), f"worker 1 is leaving: {action!r}"
         assert action.code == "pinned_dead", f"{action!r}"
 
+    def test_what_reads_no_time_decides_the_same_at_any(self) -> None:
+        """`reads_time` is what a leg goes by that is decided later than its request arrived."""
+        plain, told = self.make(), self.make()
+        if getattr(told, "reads_time", True):
+            return
+        one, two = Watched(plain), Watched(told)
+        self.history(one)
+        self.history(_OldArrivals(two))
+        assert one.decisions == two.decisions, "it says that it reads no time, and its decisions depend on it"
+
 
 # ---------------------------------------------------------------- histories
 
@@ -289,6 +300,17 @@ class _Haunted:
             report,
             WorkerLost(at_s=at_s, worker_id=NOBODY),
         )
+
+
+class _OldArrivals:
+    """Tells a policy of each request as if it had arrived at the very start."""
+
+    def __init__(self, policy: Watched) -> None:
+        self._policy = policy
+        self.subscribes = policy.subscribes
+
+    def decide(self, event: Event, view: ClusterView) -> Iterable[Action]:
+        return self._policy.decide(replace(event, at_s=0.0) if isinstance(event, RequestArrived) else event, view)
 
 
 def picture(view: ClusterView) -> str:

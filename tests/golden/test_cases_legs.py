@@ -23,6 +23,7 @@ from twin.config import Config
 from twin.config_read import load
 from twin.legs import handoff_plan, priced_for_legs
 from twin.mocker.clock import Order
+from twin.mocker.handoff import Handoff
 from twin.mocker.requests import OpenRequest
 from twin.mocker.sinks import MemorySinks
 from twin.mocker.world import MockWorld
@@ -60,6 +61,7 @@ class Watched:
 
     blocks: dict[float, tuple[int, ...]] = field(default_factory=dict)
     requests: dict[int, OpenRequest] = field(default_factory=dict)
+    handoffs: dict[int, Handoff | None] = field(default_factory=dict)
     status: dict[int, str] = field(default_factory=dict)
     made: dict[int, object] = field(default_factory=dict)
     steps: list[tuple[Any, ...]] = field(default_factory=list)
@@ -69,7 +71,7 @@ class Watched:
     def parts_ms(self, row: int) -> dict[str, float]:
         """The parts of a request's latency, from its stamps."""
         request = self.requests[row]
-        handoff, prefill, seq = request.handoff, request.prefill, request.sequence
+        handoff, prefill, seq = self.handoffs[row], request.prefill, request.sequence
         assert handoff is not None
         assert prefill is not None
         assert seq is not None
@@ -124,6 +126,7 @@ def watch(
 
     def ended(request: OpenRequest, status: str) -> None:
         seen.requests[request.row.row], seen.status[request.row.row] = request, status
+        seen.handoffs[request.row.row] = request.handoff
 
     world = MockWorld(
         controller=Controller([build_policy(config, groups[0].settings.block_size), migration]),
@@ -260,7 +263,7 @@ def test_c17_a_client_that_leaves_while_its_kv_is_held_frees_it(leap: bool, tmp_
     assert seen.blocks[299][0] == 6
     assert seen.blocks[310][0] == 0
     assert seen.latency_ms(0) == 416
-    handoff, seq = seen.requests[1].handoff, seen.requests[1].sequence
+    handoff, seq = seen.handoffs[1], seen.requests[1].sequence
     assert handoff is not None
     assert (handoff.reserved_s, handoff.activated_s) == (None, None), "no room was ever taken for it"
     assert seq is None or seq.admit_s is None
@@ -304,8 +307,9 @@ def test_e3_a_prompt_that_is_held_is_kept_for_another_decode_worker(leap: bool, 
     first, second = seen.requests[0], seen.requests[1]
     assert (first.migrations, second.migrations) == (1, 1)
     assert (first.carried, second.carried) == (21, 0)
-    assert second.handoff is not None
-    assert (second.handoff.held_s, second.handoff.activated_s) == (0.192, 0.3), "no second prefill"
+    handoff = seen.handoffs[1]
+    assert handoff is not None
+    assert (handoff.held_s, handoff.activated_s) == (0.192, 0.3), "no second prefill"
     assert seen.latency_ms(1) == 300 + 32 * 10
     assert seen.latency_ms(0) == 300 + 117 + 203 + 11 * 10
     assert seen.blocks[299][0] == 6
@@ -328,8 +332,9 @@ def test_e4_a_held_prompt_whose_prefill_worker_dies_is_computed_on_another(tmp_p
     )
     assert seen.status == {0: "completed", 1: "completed"}
     assert seen.latency_ms(0) == 416
-    assert seen.requests[1].handoff is not None
-    assert seen.requests[1].handoff.held_s == 0.3 + 0.097
+    handoff = seen.handoffs[1]
+    assert handoff is not None
+    assert handoff.held_s == 0.3 + 0.097
     assert seen.latency_ms(1) == 416 + 31 * 10, "it had to wait for room until 416 anyway"
 
 

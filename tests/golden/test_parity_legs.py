@@ -19,6 +19,7 @@ from twin.cluster import build_groups
 from twin.config import Config
 from twin.config_read import load
 from twin.legs import handoff_plan, priced_for_legs
+from twin.mocker.handoff import Handoff
 from twin.mocker.requests import OpenRequest
 from twin.mocker.sinks import MemorySinks
 from twin.mocker.world import MockWorld
@@ -75,11 +76,11 @@ def legs_config(run: dict[str, Any], trace: Path, folder: Path, *sets: str) -> C
     return load(file, flags, sets)
 
 
-def simulate(config: Config, *, leap: bool = True) -> dict[int, tuple[OpenRequest, str]]:
+def simulate(config: Config, *, leap: bool = True) -> dict[int, tuple[OpenRequest, Handoff | None, str]]:
     assert config.trace.path is not None
     trace = open_trace(config.trace.path, read_options(config.trace))
     groups = priced_for_legs(config, build_groups(config, leap=leap))
-    ended: dict[int, tuple[OpenRequest, str]] = {}
+    ended: dict[int, tuple[OpenRequest, Handoff | None, str]] = {}
     world = MockWorld(
         controller=Controller([build_policy(config, groups[0].settings.block_size)]),
         workers=[spec for group in groups for spec in group.workers],
@@ -88,16 +89,18 @@ def simulate(config: Config, *, leap: bool = True) -> dict[int, tuple[OpenReques
         router=config.router.mode,
         key_tokens=trace.info.hash_block_tokens,
         handoff=handoff_plan(config, groups),
-        on_end=lambda request, status: ended.update({request.row.row: (request, status)}),
+        on_end=lambda request, status: ended.update({request.row.row: (request, request.handoff, status)}),
     )
     world.run()
     world.audit()
     return ended
 
 
-def differences(row: dict[str, str], request: OpenRequest, status: str, prefill_workers: int) -> list[str]:
+def differences(
+    row: dict[str, str], request: OpenRequest, handoff: Handoff | None, status: str, prefill_workers: int
+) -> list[str]:
     """What of one row is not as the peer has it."""
-    handoff, seq, prefill = request.handoff, request.sequence, request.prefill
+    seq, prefill = request.sequence, request.prefill
     assert handoff is not None
     assert prefill is not None
     off = []
@@ -148,14 +151,14 @@ def test_leaping_changes_nothing(name: str, compat: str, shared: Path, tmp_path:
     config = legs_config(run, trace, tmp_path, f"compat={compat}", *(["disaggregation.bandwidth_gb_per_s=50"]))
     leapt, stepped = simulate(config), simulate(config, leap=False)
     assert leapt.keys() == stepped.keys()
-    for row, (request, status) in leapt.items():
-        other, other_status = stepped[row]
+    for row, (request, handoff, status) in leapt.items():
+        other, other_handoff, other_status = stepped[row]
         assert status == other_status
         assert (request.first_s, request.last_s, request.made) == (other.first_s, other.last_s, other.made)
-        assert request.handoff is not None
-        assert other.handoff is not None
+        assert handoff is not None
+        assert other_handoff is not None
         for stamp in ("held_s", "reserved_s", "activated_s", "released_s"):
-            assert getattr(request.handoff, stamp) == getattr(other.handoff, stamp), (row, stamp)
+            assert getattr(handoff, stamp) == getattr(other_handoff, stamp), (row, stamp)
 
 
 @pytest.mark.parametrize("case", ["pd_vllm", "pd_vllm_xfer", "pd_destination_missing", "pd_prompt_over_decode_pool"])
@@ -171,7 +174,7 @@ def test_golden(case: str, shared: Path, tmp_path: Path) -> None:
     theirs = sorted(golden["requests"], key=lambda r: (r["input_length"], r["arrival_time_ms"]))
     ours = sorted(ended.values(), key=lambda item: (item[0].row.isl, item[0].arrival_s))
     assert len(ours) == len(theirs)
-    for (request, status), other in zip(ours, theirs, strict=True):
+    for (request, _, status), other in zip(ours, theirs, strict=True):
         assert status == other["terminal_status"]
         if status == "completed":
             first, last = request.first_s, request.last_s

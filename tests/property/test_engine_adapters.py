@@ -134,5 +134,5 @@ def test_a_prompt_that_came_from_elsewhere_waits_for_a_slot_too(max_loras: int, 
     )
     for leap in (True, False):
         _, ended = carry_out(program, leap=leap)
-        admitted = [ended[row].sequence for row in range(3)]
+        admitted = [ended[row][0].sequence for row in range(3)]
         assert [round((seq.admit_s or 0.0) * 1e3, 6) for seq in admitted if seq is not None] == admit_ms

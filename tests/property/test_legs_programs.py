@@ -6,9 +6,11 @@ their order. Transfers take no time, some time, or share links.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import ref
 
 import pytest
 from examples import examples
@@ -29,7 +31,7 @@ from twin.config_read import load
 from twin.engine.settings import EngineSettings
 from twin.mocker.clock import Order
 from twin.mocker.demand import Row
-from twin.mocker.handoff import HandoffPlan, HandoffRules, Load, PrivateMover
+from twin.mocker.handoff import Handoff, HandoffPlan, HandoffRules, Load, PrivateMover
 from twin.mocker.links import Network, Part
 from twin.mocker.requests import OpenRequest
 from twin.mocker.sinks import MemorySinks
@@ -125,8 +127,11 @@ class OneLink:
 
 def carry_out(
     program: Program, *, leap: bool, acts: Sequence[tuple[float, Callable[[MockWorld], None]]] = ()
-) -> tuple[MemorySinks, dict[int, OpenRequest]]:
-    """Run a program; `acts` are things that happen to the world at instants (seconds), before all else then."""
+) -> tuple[MemorySinks, dict[int, tuple[OpenRequest, Handoff | None]]]:
+    """Run a program; `acts` are things that happen to the world at instants (seconds), before all else then.
+
+    Returns its record, and by row the request as it ended with its last hand-off.
+    """
     base = load(None, {"TRACE": "x", "--router": program.router, "--seed": 1})
     settings_ = router_settings(base, program.rules.block_size)
     prefill, decode = (build(leg) for leg in leg_settings(settings_))
@@ -157,7 +162,7 @@ def carry_out(
         for i in range(count + more)
     ]
     watched, sinks = Watched(), MemorySinks()
-    ended: dict[int, OpenRequest] = {}
+    ended: dict[int, tuple[OpenRequest, Handoff | None]] = {}
     world = MockWorld(
         controller=Controller([policy, Migration(MigrationSettings(limit=2, max_seq_len=None))], watched),
         workers=specs,
@@ -166,7 +171,7 @@ def carry_out(
         router=program.router,
         key_tokens=KEY_TOKENS,
         handoff=HandoffPlan(rules=program.rules, mover=mover, decode_kv_events=program.conditional != "off"),
-        on_end=lambda request, status: ended.update({request.row.row: request}),
+        on_end=lambda request, status: ended.update({request.row.row: (request, request.handoff)}),
     )
     watched.world = world
     for at_s, act in acts:
@@ -183,8 +188,8 @@ def same_hand_offs(program: Program) -> None:
     stepped, b = carry_out(program, leap=False)
     assert leapt.requests == stepped.requests
     assert leapt.decisions == stepped.decisions
-    for row, request in a.items():
-        one, other = request.handoff, b[row].handoff
+    for row, (_, one) in a.items():
+        other = b[row][1]
         if one is not None and other is not None:
             for stage in ("held_s", "reserved_s", "activated_s", "released_s"):
                 assert getattr(one, stage) == getattr(other, stage)
@@ -195,8 +200,7 @@ def same_hand_offs(program: Program) -> None:
 def test_every_request_ends_once_and_stages_come_in_order(program: Program) -> None:
     sinks, ended = carry_out(program, leap=True)
     assert sorted(ended) == [row.row for row in program.rows]
-    for request in ended.values():
-        handoff = request.handoff
+    for request, handoff in ended.values():
         status = sinks.requests[request.row.row][6]
         if handoff is None or status != "completed" or handoff.activated_s is None:
             continue
@@ -212,6 +216,22 @@ def test_every_request_ends_once_and_stages_come_in_order(program: Program) -> N
         assert handoff.activated_s <= seq.admit_s, "decoded before its KV was there"
         assert handoff.activated_s <= handoff.released_s, "given back before it was fetched"
         assert seq.outputs == request.row.osl
+
+
+@examples(50)
+@given(programs())
+def test_what_has_ended_is_let_go_of_without_a_collector(program: Program) -> None:
+    """A run goes on without one, and its memory must not grow with the requests that have ended."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        _, ended = carry_out(program, leap=True)
+        left = [ref(request) for request, _ in ended.values()]
+        ended.clear()
+        assert [one() for one in left] == [None] * len(program.rows)
+    finally:
+        if was_on:
+            gc.enable()
 
 
 @examples(150)

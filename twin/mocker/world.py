@@ -728,6 +728,9 @@ class MockWorld:
         """Hand the finished row to the record; returns how many tokens the client has."""
         row, seq, handoff = request.row, request.sequence, request.handoff
         admitted, first_s, last_s, made = request.told()
+        held_s = activated_s = None
+        if handoff is not None:
+            held_s, activated_s = handoff.held_s, handoff.activated_s
         self._sinks.requests[row.row] = (
             row.row,
             row.request_id,
@@ -747,8 +750,8 @@ class MockWorld:
             admitted.cached_tokens if admitted is not None else None,
             request.readmissions + (seq.readmissions if seq is not None else 0),
             request.migrations,
-            handoff.held_s if handoff is not None else None,
-            handoff.activated_s if handoff is not None else None,
+            held_s,
+            activated_s,
         )
         if admitted is not None and admitted.admit_s is not None:
             # every full prompt block of a first admission is looked up once and found in one tier at most
@@ -759,6 +762,8 @@ class MockWorld:
                 self._host_hit_blocks += admitted.host_blocks
         if self._on_end is not None:
             self._on_end(request, status)
+        if handoff is not None:
+            request.handoff = None  # they hold each other, and no cycle is collected while a run goes on
         self.ended += 1
         if not self.ended & 1023:
             self._sinks.spill()

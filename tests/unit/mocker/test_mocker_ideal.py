@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,13 +20,16 @@ def test_the_worked_example() -> None:
     assert cache.blocks == {"prompt_blocks": 20, "hit_blocks": 8}
 
 
-@given(
-    st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=5), st.integers(0, 15)), max_size=20),
-    st.sampled_from([1, 4, 16, 48]),
-)
-def test_it_counts_what_a_set_of_token_prefixes_would(prompts: list[tuple[list[int], int]], block_size: int) -> None:
+PROMPTS = st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=5), st.integers(0, 15), st.booleans())
+
+
+@given(st.lists(PROMPTS, max_size=20), st.sampled_from([1, 4, 16, 48]))
+def test_it_counts_what_a_set_of_token_prefixes_would(
+    prompts: list[tuple[list[int], int, bool]], block_size: int
+) -> None:
+    """However many prompts are counted together: who looks in between has those counted that came before."""
     cache, seen, hits, blocks = IdealCache(16, block_size), set[tuple[int, ...]](), 0, 0
-    for keys, short in prompts:
+    for keys, short, looked_at in prompts:
         tokens = [16 * place + 1000 * key for key in keys for place in range(16)][: 16 * len(keys) - short]
         isl = len(tokens)
         full = [tuple(tokens[: end * block_size]) for end in range(1, isl // block_size + 1)]
@@ -33,8 +37,19 @@ def test_it_counts_what_a_set_of_token_prefixes_would(prompts: list[tuple[list[i
         hits += sum(prefix in seen for prefix in usable)
         blocks += len(full)
         seen |= {tuple(tokens[:end]) for end in range(isl + 1)}
-        cache.add(keys, isl)
+        cache.add([*keys, 7], isl)  # ids beyond the prompt say nothing
+        if looked_at:
+            assert cache.blocks == {"prompt_blocks": blocks, "hit_blocks": hits}
     assert cache.blocks == {"prompt_blocks": blocks, "hit_blocks": hits}
+
+
+@pytest.mark.parametrize("odd", [-1, -(1 << 64), (1 << 64) - 1])
+def test_an_id_may_be_any_number(odd: int) -> None:
+    cache = IdealCache(16, 16)
+    cache.add([odd, 1], 32)
+    cache.add([odd, 2], 32)
+    cache.add([1, odd], 32)
+    assert cache.blocks == {"prompt_blocks": 6, "hit_blocks": 1}
 
 
 def test_prompts_of_unknown_content_count_and_hit_nothing() -> None:
