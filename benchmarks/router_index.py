@@ -2,7 +2,8 @@
 
 Workload (seeded, the same as that of the peer's runner in the shared reference data): groups of prompts with a common
 prefix, stored sequence by sequence on the workers in turn, then prompts that go on from a stored one, share a prefix
-only, or are new. With the peer's interpreter (DYNATWIN_PEER_PYTHON) both run in turn and ratios are printed.
+only, or are new. Beside it the worst that we know for a match: all workers hold one long prompt, each to another depth.
+With the peer's interpreter (DYNATWIN_PEER_PYTHON) both run in turn and ratios are printed.
 
     python benchmarks/router_index.py --workers 512 --blocks 1000000 [--runs 3]
 """
@@ -152,6 +153,20 @@ def timed_matches(index: ChainIndex, queries: Sequence[Sequence[int]], clock: st
     return times
 
 
+def worst_matches(args: argparse.Namespace) -> list[int]:
+    """CPU nanoseconds of matches of one 2,000-block prompt that every worker holds to a depth of its own."""
+    rng, index = random.Random(args.seed), ChainIndex()
+    keys = [BlockHash(rng.getrandbits(63)) for _ in range(2000)]
+    for n in range(args.workers):
+        depth = rng.randrange(1, len(keys) + 1)
+        held = tuple(keys[:depth])
+        index.up(RankId(WorkerId(n), 0))
+        index.apply(KvStored(at_s=0.0, worker_id=WorkerId(n), event_id=0, exts=held, local_hashes=held))
+    prompt = array("Q", keys)
+    timed_matches(index, [prompt] * 200, "process_time_ns")
+    return timed_matches(index, [prompt] * QUERIES, "process_time_ns")
+
+
 def removals(work: Workload, stored: Sequence[list[int]], live: LiveIndex) -> tuple[int, float]:
     """The blocks of the last sequences leave, deepest first, 16 to an event; blocks and CPU seconds."""
     last = list(work.events(iter(stored)))[-1000:]
@@ -228,6 +243,7 @@ def ours(args: argparse.Namespace) -> dict[str, object]:
         **spread("find_from_lists", lists),
         **spread("find128", small),
         **spread("find1500plus", large),
+        **spread("find_worst_cpu", worst_matches(args)),
         "mean_workers_scored": statistics.fmean(map(len, answers)),
         "mean_best_overlap": statistics.fmean(max(found.values(), default=0) for found in answers),
         "mean_query_blocks": statistics.fmean(map(len, queries)),

@@ -2,23 +2,30 @@
 
 64 workers whose caches are told by block events, open requests in the books, prompts of 2k, 8k and 32k tokens of which
 half go on from a cached one. Everything is what mode kv runs on; nothing is precomputed. The block size counts: 16
-tokens make four times the blocks of 64.
+tokens make four times the blocks of 64. With the peer's interpreter (DYNATWIN_PEER_PYTHON) its selection service gets
+the same prompts, in turn; without it, figures that were stated for it elsewhere stand beside ours, and the output says
+so.
 
-    python benchmarks/router_selection.py [--workers 64] [--requests 300] [--seed 0]
+    python benchmarks/router_selection.py [--workers 64] [--requests 300] [--runs 1] [--seed 0]
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-import random
+import json
+import os
+import statistics
+import sys
 import time
 from array import array
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any
 
-from measure import show
+from measure import alternate, show
+from prompts import BLOCK_SIZES, OPEN_REQUESTS, SIZES_TOKENS, Prompts, percentiles
 from router_kv import settings
 
 from policies.cluster.events import WorkerUp
@@ -30,13 +37,10 @@ from policies.router.books import Books
 from policies.router.chains.live import LiveIndex
 from policies.router.select import Ties
 
-SIZES_TOKENS = {"2k": 2048, "8k": 8192, "32k": 32768}
 GOAL_MS = {"2k": 0.2, "8k": 0.5, "32k": 1.5}
-PEER_MS = {"2k": "0.23", "8k": "0.6", "32k": "1.8 to 3.0"}
-"""What the compiled peer's selection service takes (measured elsewhere, p50): a figure to stand beside, not a ratio."""
+STATED_MS = {"2k": "0.23", "8k": "0.6", "32k": "1.8 to 3.0"}
+"""What is stated for the compiled peer's selection service (p50, elsewhere): stands beside ours where it cannot run."""
 
-OPEN_REQUESTS = 512
-VOCABULARY = 128_000
 STAGES = ("hash", "match", "score", "book")
 
 
@@ -58,8 +62,8 @@ class Selector:
             self._up(worker_id)
         self._loads = [self.books.load(worker_id) for worker_id in self._ids]
 
-    def select(self, request_id: RequestId, tokens: Sequence[int]) -> tuple[WorkerId, list[int]]:
-        """The worker with the lowest cost, booked; and the clock (ns) before and after each stage."""
+    def select(self, request_id: RequestId, tokens: Sequence[int]) -> tuple[WorkerId, int, list[int]]:
+        """The worker with the lowest cost, booked; blocks cached there; the clock (ns) before and after each stage."""
         times = [time.process_time_ns()]
         isl = len(tokens)
         hashes = {self.block_size: array("Q", local_hashes(tokens, self.block_size))}
@@ -83,10 +87,11 @@ class Selector:
         self.books.book(request_id, self._ids[at], path, 0, isl - cached[at] * self.block_size)
         times.append(time.process_time_ns())
         self.open.append(request_id)
-        return self._ids[at], times
+        return self._ids[at], cached[at], times
 
-    def computed(self, worker_id: WorkerId, tokens: Sequence[int]) -> None:
+    def computed(self, request_id: RequestId, worker_id: WorkerId, tokens: Sequence[int]) -> None:
         """The worker says that it holds a prompt now; the oldest request ends."""
+        self.books.prefill_done(request_id)
         local = local_hashes(tokens, self.block_size)
         exts = chain_hashes(local)
         self.live.on(
@@ -118,63 +123,89 @@ class Selector:
         self.live.on(IndexDump(at_s=0.0, worker_id=worker_id, ask=1, last_id=None, entries=()))
 
 
-class Prompts:
-    """Token lists of which half go on from an earlier one, as turns of sessions do."""
-
-    def __init__(self, seed: int) -> None:
-        self._rng = random.Random(seed)
-        self._system = self._fresh(1024)
-        self._earlier: list[list[int]] = []
-
-    def of(self, tokens: int) -> list[int]:
-        known = self._rng.random() < 0.5 and self._earlier
-        head = self._rng.choice(self._earlier)[: tokens * 3 // 4] if known else self._system
-        prompt = head + self._fresh(tokens - len(head))
-        self._earlier.append(prompt)
-        return prompt
-
-    def _fresh(self, tokens: int) -> list[int]:
-        return [self._rng.randrange(VOCABULARY) for _ in range(tokens)]
-
-
-class Figures(NamedTuple):
-    p50_ms: float
-    p99_ms: float
-
-
-def middle(times_ns: list[int]) -> Figures:
-    times_ns.sort()
-    return Figures(times_ns[len(times_ns) // 2] / 1e6, times_ns[int(len(times_ns) * 0.99)] / 1e6)
-
-
-def measured(args: argparse.Namespace, block_size: int, tokens: int, ready: bool) -> dict[str, object]:
+def measured(args: argparse.Namespace, block_size: int, tokens: int, ready: bool) -> dict[str, float]:
     """One size of prompt; `ready`: tokens come as an array of 32-bit numbers, as a tokenizer can hand them over."""
     selector, source = Selector(args.workers, block_size, args.seed), Prompts(args.seed)
     prompts = [source.of(tokens) for _ in range(args.warm + args.requests)]
     times: list[list[int]] = []
+    walls: list[int] = []
     chained: list[int] = []
+    cached: list[int] = []
     gc.collect()
     gc.freeze()  # the prompts of this benchmark are no garbage to look through
     for n, drawn in enumerate(prompts):
         prompt: Sequence[int] = array("I", drawn) if ready else drawn
-        worker_id, stamps = selector.select(RequestId(f"r{n}"), prompt)
-        selector.computed(worker_id, prompt)
+        before = time.perf_counter_ns()
+        request_id = RequestId(f"r{n}")
+        worker_id, found, stamps = selector.select(request_id, prompt)
+        wall = time.perf_counter_ns() - before
+        selector.computed(request_id, worker_id, prompt)
         if n >= args.warm:
             times.append(stamps)
+            walls.append(wall)
+            cached.append(found)
             local = local_hashes(prompt, block_size)
             before = time.process_time_ns()
             chain_hashes(local)
             chained.append(time.process_time_ns() - before)
     gc.unfreeze()
-    whole = middle([stamps[-1] - stamps[0] for stamps in times])
-    stages = [middle([stamps[i + 1] - stamps[i] for stamps in times]).p50_ms for i in range(len(STAGES))]
+    stages = {
+        stage: percentiles(stage, [stamps[i + 1] - stamps[i] for stamps in times])[f"{stage}_p50_ms"]
+        for i, stage in enumerate(STAGES)
+    }
     return {
-        "p50_ms": round(whole.p50_ms, 3),
-        "p99_ms": round(whole.p99_ms, 3),
-        **{f"{stage}_ms": round(ms, 3) for stage, ms in zip(STAGES, stages, strict=True)},
-        "chain_hashes_ms (not needed)": round(middle(chained).p50_ms, 3),
+        **percentiles("cpu", [stamps[-1] - stamps[0] for stamps in times]),
+        **percentiles("wall", walls),
+        **{f"{stage}_ms": ms for stage, ms in stages.items()},
+        "chain_hashes_ms (not needed)": percentiles("chain", chained)["chain_p50_ms"],
+        "mean_cached_tokens": round(statistics.fmean(cached) * block_size),
         "index_blocks": selector.live.sizes.resident,
     }
+
+
+def ours(args: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]]:
+    return {
+        name: {
+            f"block {size}{', array of tokens' if ready else ''}": measured(args, size, tokens, ready)
+            for size in BLOCK_SIZES
+            for ready in (False, True)
+        }
+        for name, tokens in SIZES_TOKENS.items()
+    }
+
+
+def side_by_side(args: argparse.Namespace, peer: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Both in turn; of each figure the median of the runs."""
+    os.environ["DYN_LOG"] = "error"  # a line in its log for each selection is not what is measured
+    same = [f"--{name}={getattr(args, name)}" for name in ("workers", "requests", "warm", "seed")]
+    other = str(Path(__file__).with_name("peer_selection.py"))
+    runs = alternate({"ours": [sys.executable, __file__, "--one", *same], "peer": [peer, other, *same]}, args.runs)
+    mine, theirs = (middle([json.loads(cost.output) for cost in runs[name]]) for name in ("ours", "peer"))
+    return mine, theirs
+
+
+def middle(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        name: middle([run[name] for run in runs])
+        if isinstance(value, dict)
+        else round(statistics.median(run[name] for run in runs), 3)
+        for name, value in runs[0].items()
+    }
+
+
+def table(mine: dict[str, Any], theirs: dict[str, Any] | None) -> dict[str, object]:
+    """By size of prompt and block: ours, the goal, and the peer, measured or stated."""
+    rows: dict[str, object] = {}
+    for name, sizes in mine.items():
+        for label, figures in sizes.items():
+            row = {"ours": figures, "goal p50_ms": GOAL_MS[name]}
+            if theirs is None:
+                row["peer p50_ms, stated"] = STATED_MS[name]
+            elif label in theirs[name]:
+                row["peer"] = theirs[name][label]
+                row["ratio of wall p50"] = round(figures["wall_p50_ms"] / theirs[name][label]["wall_p50_ms"], 3)
+            rows[f"{name} tokens, {label}"] = row
+    return rows
 
 
 def main() -> None:
@@ -182,16 +213,20 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=64)
     parser.add_argument("--requests", type=int, default=300, help="measured, of each size")
     parser.add_argument("--warm", type=int, default=600, help="requests before those")
+    parser.add_argument("--runs", type=int, default=1, help="pairs of runs beside the peer")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--one", action="store_true", help="ours once, as one line of JSON")
     args = parser.parse_args()
-    figures: dict[str, object] = {"workers": args.workers, "seed": args.seed, "requests": args.requests}
-    for name, tokens in SIZES_TOKENS.items():
-        rows: dict[str, object] = {"goal p50_ms": GOAL_MS[name], "peer's service p50_ms (elsewhere)": PEER_MS[name]}
-        for block_size in (16, 64):
-            rows[f"block {block_size}, list of tokens"] = measured(args, block_size, tokens, False)
-            rows[f"block {block_size}, array of tokens"] = measured(args, block_size, tokens, True)
-        figures[name] = rows
-    show("router_selection", figures)
+    if args.one:
+        print(json.dumps(ours(args)))
+        return
+    peer = os.environ.get("DYNATWIN_PEER_PYTHON")
+    mine, theirs = side_by_side(args, peer) if peer else (ours(args), None)
+    beside = (
+        "the peer's selection service, measured in turn" if peer else "figures stated for the peer, not measured here"
+    )
+    knobs = {"workers": args.workers, "seed": args.seed, "requests": args.requests, "beside": beside}
+    show("router_selection", {**knobs, "figures": table(mine, theirs)})
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from policies.cluster.ids import RequestId, Role, Tier, WorkerId
 from policies.cluster.invariants import Invariants
 from policies.cluster.state import ClusterView
 from policies.router.build import build
+from policies.router.programs import ProgramSettings
 from policies.router.settings import RouterSettings
 
 BLOCK_SIZE = 64
@@ -60,6 +61,15 @@ SETTINGS = RouterSettings(
     index_policy="ttl",
     approximate_ttl_s=120.0,
     device_ratio=8,
+    programs=ProgramSettings(
+        pause_at=0.95,
+        pause_down_to=0.80,
+        demote_at=0.80,
+        demote_s=2.0,
+        hysteresis=0.10,
+        tick_s=5.0,
+        force_resume_s=1800.0,
+    ),
 )
 
 

@@ -496,6 +496,19 @@ class AffinityConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ThunderConfig:
+    """`[router.thunder]`: when mode thunder pauses programs (sessions); shares are of a worker's KV blocks."""
+
+    pause_at: float = _key(0.95, "programs of a worker with this share in use are paused", low=0, high=1)
+    pause_down_to: float = _key(0.80, "until it is down to this share", low=0, high=1)
+    demote_at: float = _key(0.80, "a request that has to wait for a worker with this share in use", low=0, high=1)
+    demote_s: float = _key(2.0, "counts as come so much later", low=0)
+    hysteresis: float = _key(0.10, "what is paused goes on where it leaves so much less than pause_at", low=0, high=1)
+    tick_s: float = _key(5.0, "how often programs are paused and resumed", low=0.001)
+    force_resume_s: float = _key(1800.0, "who has waited so long goes on anywhere", low=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
     """`[router]`: the mode, and the parameters of the `kv` cost."""
 
@@ -510,6 +523,7 @@ class RouterConfig:
             "device-aware-weighted",
             "direct",
             "kv",
+            "thunder",
         ),
         plugins="dynatwin.routers",
     )
@@ -565,6 +579,7 @@ class RouterConfig:
     queue: QueueConfig = field(default=QueueConfig())
     busy: BusyConfig = field(default=BusyConfig())
     affinity: AffinityConfig = field(default=AffinityConfig())
+    thunder: ThunderConfig = field(default=ThunderConfig())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from twin.config import (
     ResilienceConfig,
     RouterConfig,
     StartupConfig,
+    ThunderConfig,
     TraceConfig,
     WorkerGroup,
     keys_of,
@@ -255,6 +256,9 @@ def _router(config: Config) -> Iterator[tuple[str, str]]:
     if router.affinity.mode == "off":
         for name in _changed(router.affinity, ("ttl_s", "sessions")):
             yield f"router.affinity.{name}", "affinity.mode is off"
+    if router.mode != "thunder":
+        for name in _changed(router.thunder, [entry.name for entry in keys_of(ThunderConfig)]):
+            yield f"router.thunder.{name}", f"mode {router.mode} pauses nothing"
     if router.busy.engine_running is not None and router.busy.engine_queue is None:
         yield "router.busy.engine_running", "without engine_queue nobody counts what runs"
     if router.mode not in MODES:
@@ -298,7 +302,7 @@ def _of_guesses(router: RouterConfig, name: str) -> str | None:
 _GUESS_KEYS = ("index_policy", "approximate_ttl_s")
 _DEFAULT_CLASS, _DEFAULT_ROUTER = ClassConfig(), RouterConfig()
 _OTHERS = ("mode", "prefill_tokens_per_s", "device_ratio", "required_taints", "preferred_taints")
-TIES = ("least-loaded", "device-aware-weighted")
+TIES = ("least-loaded", "device-aware-weighted", "thunder")
 
 
 def _reads_prefill(router: RouterConfig) -> bool:

@@ -27,6 +27,7 @@ TABLES = frozenset(
         "router.queue",
         "router.busy",
         "router.affinity",
+        "router.thunder",
         "replicas",
         "observe",
         "disaggregation",

@@ -35,6 +35,7 @@ from twin.config import (
     ResilienceConfig,
     RouterConfig,
     StartupConfig,
+    ThunderConfig,
     TraceConfig,
     WorkerGroup,
     keys_of,
@@ -88,6 +89,7 @@ TABLES: Mapping[str, type] = {
     "classes": ClassConfig,
     "router.busy": BusyConfig,
     "router.affinity": AffinityConfig,
+    "router.thunder": ThunderConfig,
     "replicas": ReplicasConfig,
     "observe": ObserveConfig,
     "disaggregation": DisaggregationConfig,
@@ -248,6 +250,7 @@ class _Builder:
             queue=QueueConfig(**self._values(QueueConfig, (*base, "queue"), "router.queue.")),
             busy=BusyConfig(**self._values(BusyConfig, (*base, "busy"), "router.busy.")),
             affinity=AffinityConfig(**self._values(AffinityConfig, (*base, "affinity"), "router.affinity.")),
+            thunder=ThunderConfig(**self._values(ThunderConfig, (*base, "thunder"), "router.thunder.")),
         )
 
     def _latency(self, base: Key, shown: str) -> LatencyConfig:

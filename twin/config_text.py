@@ -27,6 +27,7 @@ from twin.config import (
     ResilienceConfig,
     RouterConfig,
     StartupConfig,
+    ThunderConfig,
     TraceConfig,
     WorkerGroup,
     keys_of,
@@ -111,6 +112,7 @@ def _lines(config: Config) -> Iterator[Line]:
     yield from _table("[router.queue]", "router.queue", QueueConfig, router.queue)
     yield from _table("[router.busy]", "router.busy", BusyConfig, router.busy)
     yield from _table("[router.affinity]", "router.affinity", AffinityConfig, router.affinity)
+    yield from _table("[router.thunder]", "router.thunder", ThunderConfig, router.thunder)
     for one in config.classes:
         yield from _table("[[classes]]", f"classes.{one.name}", ClassConfig, one)
     yield from _table("[replicas]", "replicas", ReplicasConfig, config.replicas)

@@ -223,11 +223,14 @@ def router_line(config: Config) -> str:
     """The router and what it depends on."""
     router = config.router
     text = router.mode
-    if router.mode in ("least-loaded", "device-aware-weighted", "kv"):
+    if router.mode in ("least-loaded", "device-aware-weighted", "kv", "thunder"):
         text += f" · ties {router.tie_break}"
     if router.mode == "kv":
         text += f" · overlap credit {router.overlap_score_credit:g}, prefill scale {router.prefill_load_scale:g}"
         text += f", temperature {router.router_temperature:g} · {_cache_line(config)}"
+    if router.mode == "thunder":
+        thunder = router.thunder
+        text += f" · programs paused at {thunder.pause_at:.0%} of a pool, down to {thunder.pause_down_to:.0%}"
     around = list(_around(router))
     if config.replicas.count > 1:
         around.append(replicas_line(config.replicas))

@@ -158,7 +158,7 @@ def build_legs(config: Config, settings: RouterSettings, plugins: dict[str, Make
     table = config.disaggregation
     prefill, decode = (build(leg, plugins) for leg in leg_settings(settings))
     if not (isinstance(prefill, Router | Queued) and isinstance(decode, Router)):
-        raise CapabilityError(f"router.mode = {settings.mode}: this plug-in cannot place legs; it must be a Router")
+        raise CapabilityError(f"router.mode = {settings.mode}: it cannot place legs, only a mode that is a Router can")
     return Disaggregated(
         prefill,
         decode,

@@ -325,8 +325,8 @@ def _fleet(config: Config, settings: RouterSettings) -> Policy:
     ours = [router for router in routers if isinstance(router, Router)]
     if len(ours) < len(routers):
         raise CapabilityError(
-            f"replicas.count = {table.count}: router.mode = {settings.mode}: this plug-in cannot have replicas; "
-            "it must be a Router"
+            f"replicas.count = {table.count}: router.mode = {settings.mode}: it cannot have replicas, "
+            "only a mode that is a Router can"
         )
     return Fleet(
         ours,
@@ -502,6 +502,8 @@ def _report(
         warnings.append("workers.loras: no row of the trace asks for an adapter; they only take memory")
     if config.router.affinity.mode != "off" and not world.in_sessions:
         no_effect.append("router.affinity has no effect: no row of the trace belongs to a session")
+    if config.router.mode == "thunder" and not world.in_sessions:
+        warnings.append("mode thunder: no row of the trace belongs to a session, so it only balances the pools")
     if world.cut_short:
         warnings.append(
             f"answers cut short where the context was full (engine.max_model_len): {world.cut_short:,}; "

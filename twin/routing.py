@@ -16,9 +16,11 @@ from twin.config_lists import taint_weights
 if TYPE_CHECKING:
     from policies.router.affinity import AffinitySettings
     from policies.router.overload import BusySettings
+    from policies.router.programs import ProgramSettings
     from policies.router.queue import QueueClass, QueueSettings
 
-_OURS = ("seed", "block_size", "explain", "required_taints", "preferred_taints", "queue", "busy", "affinity")
+_TABLES = ("queue", "busy", "affinity", "programs")
+_OURS = ("seed", "block_size", "explain", "required_taints", "preferred_taints", *_TABLES)
 
 
 def router_settings(config: Config, block_size: int, *, explain: bool = False) -> RouterSettings:
@@ -37,6 +39,7 @@ def router_settings(config: Config, block_size: int, *, explain: bool = False) -
         queue=_queue(config),
         busy=_busy(config),
         affinity=_affinity(config),
+        programs=_programs(config),
         **values,
     )
 
@@ -97,3 +100,12 @@ def _affinity(config: Config) -> AffinitySettings | None:
     from policies.router.affinity import AffinitySettings
 
     return AffinitySettings(bond=affinity.mode, ttl_s=affinity.ttl_s, sessions=affinity.sessions)  # type: ignore[arg-type]
+
+
+def _programs(config: Config) -> ProgramSettings | None:
+    if config.router.mode != "thunder":
+        return None
+    from policies.router.programs import ProgramSettings
+
+    thunder = config.router.thunder
+    return ProgramSettings(**{f.name: getattr(thunder, f.name) for f in fields(ProgramSettings)})

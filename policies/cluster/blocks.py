@@ -189,6 +189,21 @@ class ContentTree:
             branch = child
         return runs
 
+    def goes_on(self, branch: Branch, end: int, key: int) -> bool:
+        """Whether block `end`, with this key, lies in `branch` as the one before it does: it does already, or the
+        branch ends there and has just grown by it. As `below` would have it, for one block.
+        """
+        have = branch.keys
+        if have is None:
+            return False
+        offset = end - branch.start
+        if offset < len(have):
+            return have[offset] == key
+        if (self._most_keys is not None and offset >= self._most_keys) or (branch.uid, end, key) in self._children:
+            return False
+        have.append(key)
+        return True
+
     def _along(self, branch: Branch, offset: int, keys: MutableSequence[int], pos: int, runs: list[BlockRun]) -> int:
         """Follow a branch from one of its keys on, and let it grow at its end; where in `keys` that leads."""
         have = branch.keys

@@ -43,6 +43,7 @@ MODES: Mapping[str, Maker] = MappingProxyType(
         "device-aware-weighted": _mode("device_aware", "DeviceAware"),
         "direct": _mode("direct", "Direct"),
         "kv": _kv,
+        "thunder": _mode("thunder", "Thunder"),
     }
 )
 
@@ -63,7 +64,9 @@ def build(settings: RouterSettings, plugins: Mapping[str, Maker] = MappingProxyT
         if settings.queue is None:
             return router
         if not isinstance(router, Router):
-            raise CapabilityError(f"router.mode = {name}: this plug-in cannot have a queue; it must be a Router")
+            raise CapabilityError(
+                f"router.mode = {name} cannot have a queue in front of it; only a mode that is a Router can"
+            )
         from policies.router.queued import Queued
 
         return Queued(router, settings.queue)

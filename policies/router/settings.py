@@ -15,6 +15,7 @@ from policies.router.checks import one_of, within
 if TYPE_CHECKING:  # what is off is not loaded
     from policies.router.affinity import AffinitySettings
     from policies.router.overload import BusySettings
+    from policies.router.programs import ProgramSettings
     from policies.router.queue import QueueSettings
 
 TieBreak = Literal["seeded", "lowest_id", "least_recent"]
@@ -32,8 +33,8 @@ class RouterSettings:
 
     What is absent (None) is off and costs nothing: `queue`, `busy` limits, session `affinity`. `required_taints` and
     `preferred_taints` hold for every request, beside those of its own. `device_ratio` is for mode
-    device-aware-weighted. `prefill_tokens_per_s`: how fast prompts are computed, so that the load of one shrinks while
-    it is (None: it counts in full until its first token).
+    device-aware-weighted, `programs` for mode thunder. `prefill_tokens_per_s`: how fast prompts are computed, so that
+    the load of one shrinks while it is (None: it counts in full until its first token).
 
     Without `use_kv_events`, what is cached is guessed from dispatches: by `index_policy` for `approximate_ttl_s`, or as
     much as a worker has room for. With them, a dispatch counts as cached for `predicted_ttl_s` (None: not at all).
@@ -69,6 +70,7 @@ class RouterSettings:
     queue: QueueSettings | None = None
     busy: BusySettings | None = None
     affinity: AffinitySettings | None = None
+    programs: ProgramSettings | None = None
 
     def __post_init__(self) -> None:
         within("block_size", self.block_size, 1, math.inf)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from builders import router_settings, worker
+from builders import SETTINGS, router_settings, worker
 from contract.policy_contract import RouterContract
 
 from policies.cluster.controller import Policy
@@ -40,7 +40,7 @@ VARIANTS: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS, scope="class")
-@pytest.mark.parametrize("mode", MODES, scope="class")
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "thunder"], scope="class")
 class TestModes(RouterContract):
     """All modes in all variants."""
 
@@ -88,6 +88,30 @@ class TestGuesses(RouterContract):
     @pytest.fixture(autouse=True)
     def _chosen(self, change: dict[str, object]) -> None:
         self.settings = router_settings("kv", **change)
+
+    def make(self) -> Policy:
+        return build(self.settings)
+
+    def workers(self) -> list[WorkerUp]:
+        return [worker(n, total_blocks=24) for n in range(4)]
+
+
+PRESSED = replace(SETTINGS.programs, tick_s=0.005, force_resume_s=0.05)
+THUNDER: dict[str, dict[str, object]] = {
+    "plain": {},
+    "pressed": {"programs": PRESSED},
+    "explained": {"programs": PRESSED, "explain": True, "tie_break": "least_recent"},
+    "busy": {"programs": PRESSED, "busy": BUSY, "affinity": BOND},
+}
+
+
+@pytest.mark.parametrize("variant", THUNDER)
+class TestThunder(RouterContract):
+    """Programs in pools of 24 blocks, so that they are paused, resumed, forced and forgotten all the time."""
+
+    @pytest.fixture(autouse=True)
+    def _chosen(self, variant: str) -> None:
+        self.settings = router_settings("thunder", **THUNDER[variant])
 
     def make(self) -> Policy:
         return build(self.settings)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from examples import examples
 from hypothesis import given
@@ -119,6 +121,43 @@ def test_the_index_is_what_each_rank_holds(branch_blocks: int, some: list[KvEven
     for rank in RANKS:
         both.index.drop(rank)
     assert both.index.size == 0
+
+
+def one_by_one(event: KvEvent) -> list[KvEvent]:
+    """A store told block by block, as engines do while they generate tokens."""
+    if not isinstance(event, KvStored):
+        return [event]
+    parents = (event.parent_ext, *event.exts)
+    return [
+        replace(event, exts=(ext,), local_hashes=(key,), parent_ext=parent, start_position=None)
+        for parent, ext, key in zip(parents, event.exts, event.local_hashes, strict=False)
+    ]
+
+
+@pytest.mark.parametrize("branch_blocks", [2, 128])
+@given(some=st.lists(engine_events((G1, G2)), max_size=40), prompts=st.lists(PROMPTS, min_size=1, max_size=3))
+@examples(200)
+def test_how_blocks_are_cut_into_events_does_not_matter(
+    branch_blocks: int, some: list[KvEvent], prompts: list[list[int]]
+) -> None:
+    """Neither for matches nor, as long as none comes before its parent, for the room that they take."""
+    usual, index_module._BRANCH_BLOCKS = index_module._BRANCH_BLOCKS, branch_blocks
+    try:
+        whole, pieces = ChainIndex(), ChainIndex()
+    finally:
+        index_module._BRANCH_BLOCKS = usual
+    for rank in RANKS:
+        whole.up(rank)
+        pieces.up(rank)
+    for event in some:
+        whole.apply(event)
+        for piece in one_by_one(event):
+            pieces.apply(piece)
+    for prompt in prompts:
+        found = [index.overlaps(index.match(index.path(prompt))) for index in (whole, pieces)]
+        assert found[0] == found[1]
+    assert (pieces.sizes, pieces.counters()) == (whole.sizes, whole.counters())
+    assert pieces.size == whole.size or whole.counters()["orphans"]
 
 
 @given(some=events((G1,)), prompts=st.lists(PROMPTS, max_size=3))

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from typing import Generic, TypeVar
 
-from policies.cluster.blocks import BlockPath, BlockRun, Branch
+from policies.cluster.blocks import BlockPath, Branch
 from policies.errors import ConfigError, InvariantError
 from policies.router.chains.holders import Columns, Holders, Mask, Reach, reach
 
@@ -87,7 +87,7 @@ class _Approximate(Generic[_Rank]):
         if guess is None:
             return
         for branch, steps in guess.steps.items():
-            self._holders.remove(guess.bit, BlockRun(branch, branch.start, steps[0][0]))
+            self._holders.remove(guess.bit, branch, branch.start, steps[0][0])
         for sent in guess.sent:
             self._forgotten(sent)
         self._blocks -= guess.blocks
@@ -124,7 +124,7 @@ class _Approximate(Generic[_Rank]):
             steps.append((end, sent))
             sent.blocks += end - branch.start
             if end > reached:
-                self._holders.add(guess.bit, BlockRun(branch, reached, end))
+                self._holders.add(guess.bit, branch, reached, end)
                 guess.blocks += end - reached
                 self._blocks += end - reached
         if sent.blocks:
@@ -141,7 +141,7 @@ class _Approximate(Generic[_Rank]):
             end = steps[0][0]
             start = steps[1][0] if len(steps) > 1 else branch.start
             lo = max(start, end - most_blocks)
-            self._holders.remove(guess.bit, BlockRun(branch, lo, end))
+            self._holders.remove(guess.bit, branch, lo, end)
             guess.blocks -= end - lo
             self._blocks -= end - lo
             sent.blocks -= end - lo

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import compress
-from typing import NamedTuple, TypeAlias, TypeVar
+from itertools import accumulate, compress
+from operator import and_, xor
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
-from policies.cluster.blocks import BlockPath, BlockRun, Branch
+from policies.cluster.blocks import BlockPath, Branch
 from policies.cluster.ids import Tier
 
 TIERS: tuple[Tier, ...] = tuple(Tier)
@@ -21,15 +22,33 @@ TIERS: tuple[Tier, ...] = tuple(Tier)
 Mask: TypeAlias = int
 """A set of holders, one bit each."""
 
-Ends: TypeAlias = list[tuple[int, Mask]]
-"""(block, holders that have everything before it and not it), ascending; a holder is in one entry, or in none: 0."""
-
 _Name = TypeVar("_Name")
+_Name_contra = TypeVar("_Name_contra", contravariant=True)
+
+
+class _Found(Protocol[_Name_contra]):
+    """A dict by name, or a list by number."""
+
+    def __setitem__(self, name: _Name_contra, depth: int, /) -> None: ...
+
 
 _FLAGS = bytes.maketrans(b"01", b"\x00\x01")
 
 _FEW = 8
 """Fewer bits than this are picked out one by one; writing all of them out takes a few microseconds."""
+
+
+class Ends(NamedTuple):
+    """Where holders stop: `masks[i]` have all blocks before `blocks[i]` and not that one, ascending; a holder is in one
+    of the masks, or in none and has nothing. Two lists of numbers, because a pair for each is garbage to look through.
+    """
+
+    blocks: list[int]
+    masks: list[Mask]
+
+    def append(self, block: int, mask: Mask) -> None:
+        self.blocks.append(block)
+        self.masks.append(mask)
 
 
 class Cover:
@@ -99,17 +118,15 @@ class Holders:
     def __init__(self) -> None:
         self.covers: dict[Branch, Cover] = {}
 
-    def add(self, bit: Mask, run: BlockRun) -> Sequence[tuple[int, int]]:
-        """A holder has these blocks; returns the stretches of them that he had before."""
-        branch, lo, hi = run
+    def add(self, bit: Mask, branch: Branch, lo: int, hi: int) -> Sequence[tuple[int, int]]:
+        """A holder has blocks lo to hi of a branch; returns the stretches of them that he had before."""
         cover = self.covers.get(branch)
         if cover is None:
             cover = self.covers[branch] = Cover(branch.start)
         return cover.add(bit, lo, hi)
 
-    def remove(self, bit: Mask, run: BlockRun) -> None:
-        """A holder has these blocks no more; each must be his."""
-        branch, lo, hi = run
+    def remove(self, bit: Mask, branch: Branch, lo: int, hi: int) -> None:
+        """A holder has blocks lo to hi of a branch no more; each must be his."""
         cover = self.covers[branch]
         cover.remove(bit, lo, hi)
         if len(cover.cuts) == 1:
@@ -162,7 +179,10 @@ class Reach:
         Who has none is left out.
         """
         ends = [ends for number, ends in zip(self.tiers, self.ends, strict=True) if number <= tier]
-        return _spread(ends[-1], names) if ends else {}
+        found: dict[_Name, int] = {}
+        if ends:
+            _spread(ends[-1], names, found)
+        return found
 
     def columns(self, bits: Sequence[int | None], width: int) -> Columns:
         """The overlaps of the holders with these bit numbers (None: holds nothing), of `width` bits in all."""
@@ -173,8 +193,9 @@ class Reach:
             if tier not in reached:
                 column.extend([0] * len(bits))
                 continue
-            depths = _spread(reached[tier], range(width))
-            here = [depths.get(bit, 0) for bit in bits]  # type: ignore[arg-type]
+            depths = [0] * width
+            _spread(reached[tier], range(width), depths)
+            here = [0 if bit is None else depths[bit] for bit in bits]
             column.extend(here if above is None else map(int.__sub__, here, above))
             above = here
         return columns
@@ -197,34 +218,32 @@ def reach(tiers: Sequence[Holders], path: BlockPath, everyone: Mask, most_blocks
 
 
 def _along_one(covers: dict[Branch, Cover], path: BlockPath, everyone: Mask, most: int) -> Ends:
-    ends: Ends = []
-    alive = everyone
+    """All stretches of the path at once: who is left after each, and so who is left behind where it begins."""
+    cuts: list[int] = []
+    masks: list[Mask] = []
     lo = 0
     for branch, end in path.pieces:
         cover = covers.get(branch)
         if cover is None or lo >= most:
             break
-        if end > most:
-            end = most
-        for at, mask in zip(cover.cuts, cover.masks, strict=True):
-            if at >= end:
-                break
-            left = alive & mask
-            if left != alive:
-                if at:
-                    ends.append((at, alive ^ left))
-                if not left:
-                    return ends
-                alive = left
-        lo = end
-    if lo and alive:
-        ends.append((lo, alive))
+        lo = min(end, most)
+        used = bisect_left(cover.cuts, lo)
+        cuts += cover.cuts[:used]
+        masks += cover.masks[:used]
+    if not masks:
+        return Ends([], [])
+    masks[0] &= everyone
+    alive = list(accumulate(masks, and_))
+    gone = list(map(xor, alive, alive[1:]))
+    ends = Ends(list(compress(cuts[1:], gone)), list(filter(None, gone)))
+    if alive[-1]:
+        ends.append(lo, alive[-1])
     return ends
 
 
 def _along_all(covers: Sequence[dict[Branch, Cover]], path: BlockPath, everyone: Mask, most: int) -> list[Ends]:
     """The same with several tiers: who leaves one falls into the next, at the same block."""
-    ends: list[Ends] = [[] for _ in covers]
+    ends = [Ends([], []) for _ in covers]
     alive = [everyone, *(0 for _ in covers[1:])]
     for at, masks in _stretches(covers, path, most):
         falling = 0
@@ -233,14 +252,14 @@ def _along_all(covers: Sequence[dict[Branch, Cover]], path: BlockPath, everyone:
             alive[tier] = here & mask
             falling = here & ~mask
             if falling and at:
-                ends[tier].append((at, falling))
+                ends[tier].append(at, falling)
         if not any(alive):
             return ends
     over = 0
     for tier, still in enumerate(alive):
         over |= still
         if over and most:
-            ends[tier].append((most, over))
+            ends[tier].append(most, over)
     return ends
 
 
@@ -258,16 +277,17 @@ def _stretches(
         lo = end
 
 
-def _spread(ends: Ends, names: Sequence[_Name]) -> dict[_Name, int]:
-    """Where each holder got to, by name; `names` are by bit."""
-    found: dict[_Name, int] = {}
-    for depth, mask in ends:
-        if mask.bit_count() < _FEW:
+def _spread(ends: Ends, names: Sequence[_Name], found: _Found[_Name]) -> None:
+    """Write down where each holder got to, by name; `names` are by bit."""
+    for depth, mask in zip(ends.blocks, ends.masks, strict=True):
+        count = mask.bit_count()
+        if count == 1:
+            found[names[mask.bit_length() - 1]] = depth
+        elif count < _FEW:
             while mask:
                 number = mask.bit_length() - 1
                 found[names[number]] = depth
                 mask ^= 1 << number
         else:
-            flags = f"{mask:b}"[::-1].encode().translate(_FLAGS)
-            found.update(dict.fromkeys(compress(names, flags), depth))
-    return found
+            for name in compress(names, f"{mask:b}"[::-1].encode().translate(_FLAGS)):
+                found[name] = depth

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from policies.cluster.blocks import BlockRun, Branch, ContentTree
+from policies.cluster.blocks import Branch, ContentTree
 from policies.cluster.ids import BlockHash, Tier
 from policies.cluster.kv_events import DumpEntry
 from policies.router.chains.counts import Counts, Sizes
@@ -20,7 +20,7 @@ from policies.router.chains.holders import TIERS, Holders, Mask
 from policies.router.chains.orphans import Orphans
 from policies.router.chains.runs import START, Run, Spot, bits, entries_of, intervals, spot_below, spot_of
 
-_NUMBER = {tier: number for number, tier in enumerate(TIERS)}
+_number = TIERS.index  # by identity, several times as fast as a dict with an enumeration's hashes
 
 
 class World(NamedTuple):
@@ -48,7 +48,7 @@ class Lineage:
 
     @property
     def sizes(self) -> Sizes:
-        return Sizes(self.resident, len(self._ghosts), len(self._orphans))
+        return Sizes(self.resident, len(self._ghosts), len(self._orphans.by_ext))
 
     def belongs_to(self, world: World) -> None:
         """Count what is odd there from now on; content and holders must be the same."""
@@ -68,7 +68,10 @@ class Lineage:
         """Blocks are held in a tier, the first below `parent` (None: at the start), each other below the last."""
         if not exts or (start_position is not None and self._misplaced(parent, start_position)):
             return
-        number, keys = _NUMBER[tier], array("Q", local_hashes)
+        number = _number(tier)
+        if len(exts) == 1 and parent is not None and self._goes_on(number, parent, exts[0], local_hashes[0]):
+            return
+        keys = array("Q", local_hashes)
         if (parent is None or parent in self._where) and self._all_new(exts):
             self._store_new(number, parent, exts, keys)
         else:
@@ -77,7 +80,7 @@ class Lineage:
 
     def remove(self, tier: Tier, exts: Sequence[BlockHash]) -> None:
         """Blocks left a tier."""
-        number = _NUMBER[tier]
+        number = _number(tier)
         if self._world.cascade:
             exts = self._with_all_below(number, exts)
         self._remove(number, exts)
@@ -88,7 +91,7 @@ class Lineage:
         if tier is None:
             self._clear_all()
             return
-        number = _NUMBER[tier]
+        number = _number(tier)
         self._orphans.clear(number)
         held = [
             (-run.lo - at, ext)
@@ -100,11 +103,10 @@ class Lineage:
         self._limit_ghosts()
 
     def _clear_all(self) -> None:
-        bit = self.bit
         for run in dict.fromkeys(self._where.values()):
             for number, held in enumerate(run.held):
                 for lo, hi in intervals(held):
-                    self._let_go(number, BlockRun(run.branch, run.lo + lo, run.lo + hi), bit)
+                    self._let_go(number, run.branch, run.lo + lo, run.lo + hi)
             run.above = None  # no cycle is left behind, so branches end with their last holder
             run.below.clear()
         self._where.clear()
@@ -124,10 +126,33 @@ class Lineage:
         self._world.counts.misplaced += 1
         return True
 
+    def _goes_on(self, number: int, parent: BlockHash, ext: BlockHash, key: int) -> bool:
+        """The usual event while tokens are generated: one new id behind the last one of a run, in the same branch.
+
+        Whether it was that; if not, nothing has changed.
+        """
+        where = self._where
+        run = where.get(parent)
+        if run is None or ext in where or ext in self._orphans.by_ext:
+            return False
+        branch, exts = run.branch, run.exts
+        at = len(exts)
+        block = run.lo + at
+        if exts[-1] != parent or not self._world.tree.goes_on(branch, block, key):
+            return False
+        exts.append(ext)
+        run.held[number] |= 1 << at
+        where[ext] = run
+        self._take(number, branch, block, block + 1)
+        self.resident += 1
+        if self._orphans.by_ext:
+            self._adopt((ext,))
+        return True
+
     def _all_new(self, exts: Sequence[BlockHash]) -> bool:
         """Whether nothing is known of these ids, and each comes once."""
         if len(exts) == 1:
-            return exts[0] not in self._where and exts[0] not in self._orphans
+            return exts[0] not in self._where and exts[0] not in self._orphans.by_ext
         new = dict.fromkeys(exts)
         if len(new) < len(exts) or not self._where.keys().isdisjoint(new):
             return False
@@ -155,7 +180,7 @@ class Lineage:
                 run.hang()
             run.held[number] |= ((1 << len(part)) - 1) << first
             self._where.update(dict.fromkeys(part, run))
-            self._take(number, piece)
+            self._take(number, *piece)
             above, at = run, len(run.exts) - 1
         self.resident += len(exts)
 
@@ -207,7 +232,7 @@ class Lineage:
         back = new & ~run.anywhere
         run.held[number] |= new
         for lo, hi in intervals(new):
-            self._take(number, BlockRun(run.branch, run.lo + lo, run.lo + hi))
+            self._take(number, run.branch, run.lo + lo, run.lo + hi)
         if back:
             self.resident += back.bit_count()
             for lo, hi in intervals(back):
@@ -226,7 +251,7 @@ class Lineage:
             self._store_orphan(number, parent, ext, key)
             return
         tiers = 1 << number
-        if ext in self._orphans:
+        if ext in self._orphans.by_ext:
             orphan = self._orphans.take(ext)
             if orphan.key == key:
                 tiers |= orphan.tiers
@@ -244,11 +269,11 @@ class Lineage:
         for number in bits(tiers & ~(1 << first)):
             self._hold(number, run, 1 << len(run.exts) - 1)
 
-    def _take(self, number: int, piece: BlockRun) -> None:
+    def _take(self, number: int, branch: Branch, lo: int, hi: int) -> None:
         """Hold blocks; those held already get one copy more."""
-        for lo, hi in self._world.tiers[number].add(self.bit, piece):
-            for block in range(lo, hi):
-                slot = (number, piece.branch, block)
+        for first, last in self._world.tiers[number].add(self.bit, branch, lo, hi):
+            for block in range(first, last):
+                slot = (number, branch, block)
                 self._copies[slot] = self._copies.get(slot, 0) + 1
 
     # ------------------------------------------------------------ orphans
@@ -262,7 +287,7 @@ class Lineage:
     def _adopt(self, exts: Sequence[BlockHash]) -> None:
         """Place what waited for these ids, and what waited for that; nearest first."""
         parents = deque(exts)
-        while self._orphans and parents:
+        while self._orphans.by_ext and parents:
             parent = parents.popleft()
             for ext, orphan in self._orphans.take_below(parent):
                 run = self._where[parent]
@@ -272,7 +297,7 @@ class Lineage:
     # ------------------------------------------------------------ removing
 
     def _remove(self, number: int, exts: Sequence[BlockHash]) -> None:
-        where, bit = self._where, self.bit
+        where = self._where
         branch: Branch | None = None
         lo = hi = at = 0
         run: Run | None = None
@@ -299,30 +324,29 @@ class Lineage:
                 hi += 1
             else:
                 if branch is not None:
-                    self._let_go(number, BlockRun(branch, lo, hi), bit)
+                    self._let_go(number, branch, lo, hi)
                 branch, lo, hi = run.branch, block, block + 1
             run.held[number] ^= 1 << at
             if not run.anywhere >> at & 1:
                 self._lose(run, at, ext)
         if branch is not None:
-            self._let_go(number, BlockRun(branch, lo, hi), bit)
+            self._let_go(number, branch, lo, hi)
 
-    def _let_go(self, number: int, piece: BlockRun, bit: Mask) -> None:
+    def _let_go(self, number: int, branch: Branch, lo: int, hi: int) -> None:
         """Hold blocks no more, or one copy fewer of them."""
-        holders = self._world.tiers[number]
-        if self._copies:
-            branch, lo, hi = piece
-            for block in range(lo, hi):
-                slot = (number, branch, block)
-                copies = self._copies.get(slot, 0)
-                if copies > 1:
-                    self._copies[slot] = copies - 1
-                elif copies:
-                    del self._copies[slot]
-                else:
-                    holders.remove(bit, BlockRun(branch, block, block + 1))
-        else:
-            holders.remove(bit, piece)
+        holders, bit = self._world.tiers[number], self.bit
+        if not self._copies:
+            holders.remove(bit, branch, lo, hi)
+            return
+        for block in range(lo, hi):
+            slot = (number, branch, block)
+            copies = self._copies.get(slot, 0)
+            if copies > 1:
+                self._copies[slot] = copies - 1
+            elif copies:
+                del self._copies[slot]
+            else:
+                holders.remove(bit, branch, block, block + 1)
 
     def _lose(self, run: Run, at: int, ext: BlockHash) -> None:
         """No tier holds a block any more: it is a ghost while anything stands below it."""
@@ -367,7 +391,7 @@ class Lineage:
             for number, held in enumerate(run.held):
                 if held >> at & 1:
                     run.held[number] ^= 1 << at
-                    self._let_go(number, BlockRun(run.branch, run.lo + at, run.lo + at + 1), self.bit)
+                    self._let_go(number, run.branch, run.lo + at, run.lo + at + 1)
             self.resident -= 1
             self._ghosts[ext] = None
         self._forget(ext)
@@ -427,7 +451,7 @@ class Lineage:
                 above = above.above
             for new in reversed(line):
                 yield from entries_of(new)
-        for ext, orphan in self._orphans.items():
+        for ext, orphan in self._orphans.by_ext.items():
             tiers = tuple(TIERS[number] for number in bits(orphan.tiers))
             yield DumpEntry(parent_ext=orphan.parent, exts=(ext,), local_hashes=(BlockHash(orphan.key),), tiers=tiers)
 
@@ -456,7 +480,7 @@ class Lineage:
             assert ext not in self._where
             above = self._where.get(entry.exts[end - before - 1]) if end > before else None
             spot = spot_below(above, entry.exts[end - before - 1]) if above is not None else Spot(last.branch, end)
-            tiers = sum(1 << _NUMBER[tier] for tier in entry.tiers) or 1
+            tiers = sum(1 << _number(tier) for tier in entry.tiers) or 1
             self._place(above, spot, ext, key, tiers)
             end += 1
         self._adopt(entry.exts)

@@ -5,7 +5,7 @@ There are never more than `MOST_ORPHANS`; the oldest is dropped, and counted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from policies.cluster.ids import BlockHash
 from policies.router.chains.counts import Counts
@@ -26,28 +26,18 @@ class Orphan:
 
 
 class Orphans:
-    """The orphans of a rank, by id and by the id that they wait for."""
+    """The orphans of a rank, by id (`by_ext`, to be read only, the oldest first) and by the id that they wait for."""
 
-    __slots__ = ("_by_ext", "_counts", "_waiting")
+    __slots__ = ("_counts", "_waiting", "by_ext")
 
     def __init__(self, counts: Counts) -> None:
         self._counts = counts
-        self._by_ext: dict[BlockHash, Orphan] = {}  # oldest first
+        self.by_ext: dict[BlockHash, Orphan] = {}
         self._waiting: dict[BlockHash, dict[BlockHash, None]] = {}
-
-    def __len__(self) -> int:
-        return len(self._by_ext)
-
-    def __contains__(self, ext: BlockHash) -> bool:
-        return ext in self._by_ext
-
-    def items(self) -> Iterator[tuple[BlockHash, Orphan]]:
-        """The oldest first."""
-        yield from self._by_ext.items()
 
     def any_of(self, exts: Sequence[BlockHash]) -> bool:
         """Whether one of these is an orphan."""
-        return bool(self._by_ext) and not self._by_ext.keys().isdisjoint(exts)
+        return bool(self.by_ext) and not self.by_ext.keys().isdisjoint(exts)
 
     def any_below(self, exts: Sequence[BlockHash]) -> bool:
         """Whether an orphan waits for one of these."""
@@ -55,26 +45,26 @@ class Orphans:
 
     def store(self, number: int, parent: BlockHash, ext: BlockHash, key: int) -> None:
         """An orphan is held in a tier."""
-        orphan = self._by_ext.get(ext)
+        orphan = self.by_ext.get(ext)
         if orphan is not None and (orphan.parent, orphan.key) != (parent, key):
             self._counts.ext_conflicts += 1
             self.take(ext)
             orphan = None
         if orphan is None:
-            orphan = self._by_ext[ext] = Orphan(parent, key)
+            orphan = self.by_ext[ext] = Orphan(parent, key)
             self._waiting.setdefault(parent, {})[ext] = None
         if orphan.tiers >> number & 1:
             self._counts.duplicate_stores += 1
             return
         orphan.tiers |= 1 << number
         self._counts.orphans += 1
-        if len(self._by_ext) > MOST_ORPHANS:
+        if len(self.by_ext) > MOST_ORPHANS:
             self._counts.orphans_dropped += 1
-            self.take(next(iter(self._by_ext)))
+            self.take(next(iter(self.by_ext)))
 
     def remove(self, number: int, ext: BlockHash) -> bool:
         """Whether such an orphan was held in the tier; it is no more."""
-        orphan = self._by_ext.get(ext)
+        orphan = self.by_ext.get(ext)
         if orphan is None or not orphan.tiers >> number & 1:
             return False
         orphan.tiers ^= 1 << number
@@ -85,15 +75,15 @@ class Orphans:
     def clear(self, number: int | None) -> None:
         """All left a tier, or all tiers."""
         if number is None:
-            self._by_ext.clear()
+            self.by_ext.clear()
             self._waiting.clear()
         else:
-            for ext in tuple(self._by_ext):
+            for ext in tuple(self.by_ext):
                 self.remove(number, ext)
 
     def take(self, ext: BlockHash) -> Orphan:
         """Forget an orphan."""
-        orphan = self._by_ext.pop(ext)
+        orphan = self.by_ext.pop(ext)
         waiting = self._waiting[orphan.parent]
         del waiting[ext]
         if not waiting:
@@ -102,7 +92,7 @@ class Orphans:
 
     def take_below(self, parent: BlockHash) -> list[tuple[BlockHash, Orphan]]:
         """The orphans that waited for this id; they are adopted, and counted."""
-        found = [(ext, self._by_ext.pop(ext)) for ext in self._waiting.pop(parent, ())]
+        found = [(ext, self.by_ext.pop(ext)) for ext in self._waiting.pop(parent, ())]
         self._counts.adopted += len(found)
         return found
 
