@@ -24,12 +24,14 @@ from policies.resilience.health import Canaries, CanarySettings
 from policies.resilience.migration import Migration, MigrationSettings
 from reports.report import Report
 from twin.config import Config, ResilienceConfig
-from twin.mocker.faults import Detection, Faults
+from twin.mocker.faults.messages import KV_EVENTS
+from twin.mocker.faults.script import Faults
+from twin.mocker.faults.stage import Detection
 from twin.mocker.world import MockWorld
 from twin.replay import FAULTS_JSON
-from twin.scenario import COMPARISONS, METRICS, Expectation, read_scenario, surges
-
-_EVENT_FAULTS = ("event_loss", "event_delay")
+from twin.scenario.model import COMPARISONS, METRICS, Expectation
+from twin.scenario.reading import read_scenario
+from twin.scenario.times import surges
 
 
 class Watched:
@@ -99,7 +101,7 @@ class Drill:
     @property
     def loses_events(self) -> bool:
         """Whether messages of workers are lost or late, so that their number matters."""
-        return any(fault.kind in _EVENT_FAULTS for fault in self.scenario.faults)
+        return any(fault.kind in KV_EVENTS for fault in self.scenario.faults)
 
     def controller(self, policy: Policy, journal: JournalSink | None) -> Controller:
         """The router with migration beside it, watched where the scenario wants that."""

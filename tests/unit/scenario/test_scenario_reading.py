@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from policies.errors import CapabilityError, ConfigError
-from twin.scenario import Fault, Occurrence, chosen, occurrences, read_scenario
+from twin.scenario.model import Fault, Occurrence
+from twin.scenario.reading import read_scenario
+from twin.scenario.times import chosen, occurrences
 
 SPEC = """
 version = 1
