@@ -184,6 +184,16 @@ class Router:
         self._now(at_s)
         return self._books.prefill_tokens(worker_id)
 
+    def calm_s(self, worker: WorkerView, at_s: float, limits_tokens: Iterable[float]) -> float | None:
+        """When a worker's prompt tokens next fall to one of these limits, or of those on its load, with time alone;
+        None: they do not."""
+        books = self._books
+        if not isinstance(books, DecayingBooks):
+            return None
+        own = self._overload.prefill_limits(worker) if self._overload is not None else ()
+        falls = (books.falls_s(worker.worker_id, at_s, limit) for limit in (*limits_tokens, *own))
+        return min((due_s for due_s in falls if due_s is not None), default=None)
+
     def refuse(self, request_id: RequestId, refusal: Refusal) -> Reject:
         """The order that says so, counted."""
         self._refusals[refusal.code] = self._refusals.get(refusal.code, 0) + 1

@@ -16,6 +16,9 @@ from policies.cluster.ids import RequestId, WorkerId
 from policies.errors import InvariantError
 from policies.router.walk import Ends, depths
 
+_AFTER_S = 1e-6
+"""How much later one looks, so that rounding leaves no load a hair above its limit."""
+
 
 class Load:
     """What one worker has open: distinct KV `blocks`, `prefill_tokens` still to compute, `requests`.
@@ -272,6 +275,17 @@ class DecayingBooks(Books):
             return 0
         computed = self.tokens_per_s * (self.now_s - line.since_s)
         return super().prefill_tokens(worker_id) - min(next(iter(line.tokens.values())), max(computed, 0.0))
+
+    def falls_s(self, worker_id: WorkerId, at_s: float, limit_tokens: float) -> float | None:
+        """When `prefill_tokens` of a worker, now above a limit, falls to it with time alone; None: it does not."""
+        line = self._prompts.get(worker_id)
+        self.now_s = at_s
+        if line is None or self.prefill_tokens(worker_id) <= limit_tokens:
+            return None
+        over_tokens = super().prefill_tokens(worker_id) - limit_tokens
+        if over_tokens > next(iter(line.tokens.values())):
+            return None  # more than the prompt that shrinks
+        return max(line.since_s + over_tokens / self.tokens_per_s, at_s) + _AFTER_S
 
     def book(
         self,

@@ -75,3 +75,9 @@ class Overload:
             if worker.in_flight >= running + limits.engine_queue:
                 return Bar(ENGINE, f"full: {worker.in_flight} requests there")
         return None
+
+    def prefill_limits(self, worker: WorkerView) -> tuple[float, ...]:
+        """The limits on prompt tokens that hold for a worker."""
+        limits, budget = self.limits, worker.up.max_batched_tokens
+        share = limits.prefill_share * budget if limits.prefill_share is not None and budget else None
+        return tuple(limit for limit in (limits.prefill_tokens, share) if limit is not None)

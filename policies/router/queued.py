@@ -25,7 +25,10 @@ from policies.cluster.events import (
     RequestMigrated,
     TimerFired,
     WorkerDraining,
+    WorkerFenced,
     WorkerLost,
+    WorkerRecalled,
+    WorkerUnfenced,
     WorkerUp,
 )
 from policies.cluster.ids import Leg, RequestId, Role, WorkerId
@@ -34,11 +37,14 @@ from policies.router.base import Refusal, Router
 from policies.router.queue import Classes, Queue, QueueClass, QueueSettings, Waiting
 from policies.router.settings import RouterSettings
 
-LOOK, EXPIRE = "router-queue", "router-queue-wait"
-"""Timers: look who can go; refuse whoever has waited too long."""
+LOOK, EXPIRE, CALM = "router-queue", "router-queue-wait", "router-queue-calm"
+"""Timers: look who can go; refuse whoever has waited too long; a prompt that is computed meanwhile counts less now."""
 
+_WORKERS: frozenset[type[Event]] = frozenset(
+    {WorkerUp, WorkerLost, WorkerDraining, WorkerRecalled, WorkerFenced, WorkerUnfenced}
+)
 _FREEING: frozenset[type[Event]] = frozenset(
-    {PrefillDone, FirstToken, RequestInterrupted, WorkerUp, WorkerLost, WorkerDraining, BusyThresholdsChanged, *ENDS}
+    {PrefillDone, FirstToken, RequestInterrupted, BusyThresholdsChanged, *_WORKERS, *ENDS}
 )
 """After these, somebody who waits may be able to go, or has nobody left to wait for."""
 
@@ -66,6 +72,7 @@ class Queued:
         self._deadlines: deque[tuple[float, RequestId]] = deque()
         self._looks = False  # the timer is set
         self._expires = False
+        self._calm_s: float | None = None  # when load falls next with time alone, if anybody waits for that
         self._queued = 0
         self._peak = 0
         self._suspects = 0
@@ -127,6 +134,7 @@ class Queued:
         if not busy:
             orders += self._look(event.at_s)
         orders += self._watch_deadline(event)
+        orders += self._watch_calm(event.at_s, view)
         return orders
 
     # ------------------------------------------------------------ going in
@@ -219,11 +227,35 @@ class Queued:
             yield from self._expire(event.at_s)
             yield from self._next_deadline()
             yield from self._look(event.at_s)
+        elif event.name == CALM:
+            self._calm_s = None
+            yield from self._go(event.at_s, view)
 
     def _go(self, at_s: float, view: ClusterView) -> Iterator[Action]:
         """Send whoever can go now. The view takes in each order before the next one is made."""
         while (entry := self._queue.pop(lambda waiting: self._blocked(waiting, at_s, view))) is not None:
             yield self._inner.route(replace(entry.event, at_s=at_s), view)
+        yield from self._watch_calm(at_s, view)
+
+    def _watch_calm(self, at_s: float, view: ClusterView) -> Sequence[Action]:
+        """Look again when load has fallen with time, where prompts count less while they are computed."""
+        if not self._queue:
+            return ()
+        due_s = min(
+            (due_s for worker in view.live if (due_s := self._calm_of(worker, at_s)) is not None),
+            default=None,
+        )
+        if due_s is None or (self._calm_s is not None and self._calm_s <= due_s):
+            return ()
+        self._calm_s = due_s
+        return (SetTimer(name=CALM, due_s=due_s, reason="a prompt will be computed by then"),)
+
+    def _calm_of(self, worker: WorkerView, at_s: float) -> float | None:
+        """When a worker's load next falls below a limit with time alone; None: never."""
+        limits, budget = [self._limits.prefill_busy_tokens], worker.up.max_batched_tokens
+        if self._limits.prefill_busy_share is not None and budget:
+            limits.append(self._limits.prefill_busy_share * budget)
+        return self._inner.calm_s(worker, at_s, [limit for limit in limits if limit is not None])
 
     def _blocked(self, entry: Waiting, at_s: float, view: ClusterView) -> bool:
         """Whether a request still has to wait; one that nobody will ever take does not."""
