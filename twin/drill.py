@@ -183,8 +183,22 @@ class Drill:
         """The value of a metric and whether it is within its limit; what is undefined meets nothing."""
         if expectation.metric is None:
             return None, True
-        value = _metric(expectation.metric, folder, report, self.scenario.path)
+        if expectation.metric == "recovery_ms":
+            value = self._recovery_ms(folder)
+        else:
+            value = _metric(expectation.metric, folder, report, self.scenario.path)
         return value, value is not None and COMPARISONS[expectation.comparison](value, expectation.limit)
+
+    def _recovery_ms(self, folder: Path) -> float | None:
+        """How long after the last fault was over requests arrived that were rejected or failed: 0 where none did; None
+        where no fault was over."""
+        assert self._faults is not None
+        over_s = max((entry.over_s for entry in self._faults.timeline if entry.over_s is not None), default=None)
+        if over_s is None:
+            return None
+        columns = _columns(folder, "requests", "status", "arrival_s").values()
+        late = [at_s - over_s for status, at_s in zip(*columns, strict=True) if status in ("rejected", "failed")]
+        return 1e3 * float(max([0.0, *late]))
 
 
 def _metric(name: str, folder: Path, report: Report, where: Path) -> float | None:

@@ -108,6 +108,11 @@ class Books:
         load = self._loads.get(worker_id)
         return load.prefill_tokens if load is not None else 0
 
+    def prompt_tokens_of(self, request_id: RequestId) -> int:
+        """Prompt tokens of one request that are still to be computed; 0 for one that is not booked."""
+        booking = self._bookings.get(request_id)
+        return booking.prefill_tokens if booking is not None and booking.load is not None else 0
+
     def prefills(self, worker_ids: Iterable[WorkerId]) -> list[float]:
         """The same for several workers."""
         return [self.prefill_tokens(worker_id) for worker_id in worker_ids]

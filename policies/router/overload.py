@@ -63,13 +63,14 @@ class Overload:
             elif blocks > limits.decode_blocks_share * total:
                 return Bar(BUSY, f"overloaded: {blocks:g} of {total} blocks active")
         if limits.prefill_tokens is not None and prefill_tokens > limits.prefill_tokens:
-            return Bar(BUSY, f"overloaded: {prefill_tokens:g} prompt tokens to compute")
+            return Bar(BUSY, f"overloaded: {prefill_tokens:g} prompt tokens to compute", by_prompts=True)
         if limits.prefill_share is not None:
             budget = up.max_batched_tokens
             if not budget:
                 self.unknown_totals += 1
             elif prefill_tokens > limits.prefill_share * budget:
-                return Bar(BUSY, f"overloaded: {prefill_tokens:g} prompt tokens to compute, {budget} in a step")
+                text = f"overloaded: {prefill_tokens:g} prompt tokens to compute, {budget} in a step"
+                return Bar(BUSY, text, by_prompts=True)
         if limits.engine_queue is not None:
             running = up.max_num_seqs if limits.engine_running is None else limits.engine_running
             if worker.in_flight >= running + limits.engine_queue:

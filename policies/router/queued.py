@@ -33,6 +33,7 @@ from policies.cluster.events import (
 )
 from policies.cluster.ids import Leg, RequestId, Role, WorkerId
 from policies.cluster.state import ClusterView, WorkerView
+from policies.router.backlog import Work
 from policies.router.base import Refusal, Router
 from policies.router.queue import Classes, Queue, QueueClass, QueueSettings, Waiting
 from policies.router.settings import RouterSettings
@@ -68,6 +69,7 @@ class Queued:
         self._limits = settings
         self._classes = Classes(settings.classes)
         self._queue = Queue(self._classes.all)
+        inner.count_waiting(lambda: Work(self._queue.tokens, len(self._queue)))
         self._needs_lengths = len(self._classes.all) > 1 or self._classes.all[0].order == "wspt"
         self._deadlines: deque[tuple[float, RequestId]] = deque()
         self._looks = False  # the timer is set
@@ -129,7 +131,7 @@ class Queued:
             return (inner.route(event, view),)
         full = self._full(len(targets))
         if full is not None and not isinstance(event, RequestMigrated):  # whose client has been promised an answer
-            return (inner.refuse(event.request_id, full),)
+            return (inner.refuse(event.request_id, full, event.at_s),)
         orders: list[Action] = [self._enqueue(event, queue_class, uncached_tokens, busy)]
         if not busy:
             orders += self._look(event.at_s)
@@ -166,10 +168,10 @@ class Queued:
         waiting, tokens, limits = len(self._queue), self._queue.tokens, self._limits
         if limits.requests_per_worker is not None and waiting >= limits.requests_per_worker * workers:
             limit = f"{limits.requests_per_worker} for each of {workers} workers"
-            return Refusal("queue_limit", f"{waiting} requests wait, the limit is {limit}")
+            return Refusal("queue_limit", f"{waiting} requests wait, the limit is {limit}", by_prompts=True)
         if limits.tokens_per_worker is not None and tokens >= limits.tokens_per_worker * workers:
             limit = f"{limits.tokens_per_worker} for each of {workers} workers"
-            return Refusal("queue_limit", f"{tokens} prompt tokens wait, the limit is {limit}")
+            return Refusal("queue_limit", f"{tokens} prompt tokens wait, the limit is {limit}", by_prompts=True)
         return None
 
     # ------------------------------------------------------------ busy
@@ -269,4 +271,5 @@ class Queued:
             entry = self._queue.remove(request_id)
             if entry is not None:
                 waited_s = at_s - entry.since_s
-                yield self._inner.refuse(request_id, Refusal("queue_timeout", f"waited {waited_s:g} s in the queue"))
+                told = Refusal("queue_timeout", f"waited {waited_s:g} s in the queue", by_prompts=True)
+                yield self._inner.refuse(request_id, told, at_s)

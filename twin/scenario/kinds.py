@@ -41,6 +41,7 @@ KINDS: Mapping[str, Kind] = {
     "tier_full": Kind(("tier", "worker", *HOW_LONG), ("tier",)),
     "tier_corrupt": Kind(("tier", "worker", *HOW_LONG, "rate"), ("tier", "rate")),
     "discovery_down": Kind(("for_ms", "until_ms")),
+    "busy_thresholds": Kind(("set", "clear")),
     "load_surge": Kind(("factor", "for_ms", "until_ms"), ("factor",)),
 }
 LATER = (

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from policies.cluster.events import Threshold
+
 ANY = "any"
 TIERS = ("g2", "g3", "g4")
 """Host memory, disk, remote store."""
@@ -27,6 +29,7 @@ METRICS = (
     *(f"requests_{status}" for status in ("completed", "rejected", "cancelled", "failed")),
     "migrations",
     "longest_gap_ms",
+    "recovery_ms",
 )
 """What may be expected by a short name; anything else is the dotted path of a figure in report.json."""
 
@@ -38,7 +41,8 @@ class Fault:
 
     It happens at `at_s`, or every `every_s` (first then, give or take `jitter_s`, `count` times at most), or with a
     mean time of `mtbf_s` between failures. It is over after `for_s`, at `until_s`, or after a drawn time of mean
-    `mttr_s`; with none of these it stays. `between`: two sets, each of names of workers and roles.
+    `mttr_s`; with none of these it stays. `between`: two sets, each of names of workers and roles. `changes`: limits of
+    `[router.busy]` from then on.
     """
 
     index: int
@@ -68,6 +72,7 @@ class Fault:
     within_s: float = 0.0
     link: str | None = None
     tier: str | None = None
+    changes: tuple[Threshold, ...] = ()
 
     @property
     def recurs(self) -> bool:

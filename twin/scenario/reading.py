@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from policies.cluster.events import BusyThresholdsChanged, Threshold
 from policies.errors import CapabilityError, ConfigError
 from twin.config_values import nearest
 from twin.scenario.kinds import DETECTED, KINDS, LATER, WHEN
@@ -126,6 +127,7 @@ def _fault(table: Table, index: int, names: tuple[str, ...] | None) -> Fault:
         within_s=table.seconds("within_ms") or 0.0,
         link=table.text("link"),
         tier=table.text("tier", TIERS),
+        changes=_changes(table) if kind == "busy_thresholds" else (),
     )
     _check(table, fault, names)
     return fault
@@ -144,6 +146,21 @@ def _factor(table: Table, kind: str) -> float:
         down = "; a link that carries nothing is link_down" if factor == 0.0 else ""
         table.refuse("factor", f"must be more than 0 and less than 1: the share of its bandwidth that is left{down}")
     return factor
+
+
+def _changes(table: Table) -> tuple[Threshold, ...]:
+    """Limits on load that are set, and those that are cleared: by `clear`, or by null where the file is JSON."""
+    from policies.router.overload import BusySettings
+
+    given, cleared = table.limits("set"), table.names("clear") or ()
+    changes = tuple(Threshold(name=name, limit=limit) for name, limit in (given | dict.fromkeys(cleared)).items())
+    if not changes or len(changes) < len(given) + len(cleared):
+        table.refuse("set", "say which limits: set = {prefill_tokens = 4000}, or clear = [NAME, ...], each name once")
+    try:
+        BusySettings().changed(BusyThresholdsChanged(at_s=0.0, changes=changes))
+    except ConfigError as why:
+        table.refuse("set", str(why))
+    return changes
 
 
 def _check(table: Table, fault: Fault, names: tuple[str, ...] | None) -> None:

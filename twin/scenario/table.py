@@ -81,6 +81,14 @@ class Table:
             self.refuse(key, f"each name must be there once, and none may be {ANY!r}")
         return tuple(value)
 
+    def limits(self, key: str) -> dict[str, float | None]:
+        """Numbers by name, null where there is none."""
+        value = self.values.get(key, {})
+        if not isinstance(value, dict):
+            self.refuse(key, "must be a table of numbers by name")
+        inner = Table(value, f"{self.where}: {key}")
+        return {str(name): inner.number(str(name)) for name in value}
+
     def two_sets(self, key: str) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
         """Two sets of names, each a name or a list of them."""
         value = self.values.get(key)

@@ -13,7 +13,7 @@ from policies.cluster.ids import RequestId
 from policies.errors import CapabilityError, ConfigError
 from twin.engine.ticks import instant
 from twin.mocker.clock import Order
-from twin.mocker.faults import clients, held_up, links, messages, reach, store, workers
+from twin.mocker.faults import clients, held_up, links, messages, reach, routers, store, workers
 from twin.mocker.faults.stage import Detection, Entry, Stage
 from twin.mocker.worker import MockWorker
 from twin.scenario.model import Fault, Occurrence, Scenario
@@ -43,6 +43,7 @@ def _surge(stage: Stage, fault: Fault, occurrence: Occurrence, entry: Entry) -> 
 AT_LARGE: Mapping[str, Performer] = {
     "load_surge": _surge,
     "discovery_down": store.down,
+    "busy_thresholds": routers.set_limits,
     **dict.fromkeys(("link_slow", "link_down", "tcp_fallback"), links.slow),
     **dict.fromkeys(("tier_down", "tier_full", "tier_corrupt"), links.break_tier),
 }
