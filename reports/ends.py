@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from reports.columns import I64, Columns, distinct
+from reports.columns import F64, I64, Columns, distinct
 from reports.record import STATUSES
 from reports.report import EndFigures
 
@@ -28,7 +28,7 @@ def end_figures(requests: Columns, status: I64) -> tuple[EndFigures, ...]:
         return ()
     kinds, firsts = _kinds(labels)
     kind = np.array(kinds, dtype=np.int64)[codes]
-    isl, arrival = requests.floats("isl"), requests.floats("arrival_s")
+    isl, arrival, again = (requests.floats(name) for name in ("isl", "arrival_s", "retry_after_s"))
     ends = []
     for pair in distinct(kind * len(STATUSES) + status).tolist():
         place, at = divmod(pair, len(STATUSES))
@@ -47,9 +47,16 @@ def end_figures(requests: Columns, status: I64) -> tuple[EndFigures, ...]:
                 prompt_tokens_mean=float(isl[rows].mean()),
                 first_s=float(when.min()) if len(when) else None,
                 last_s=float(when.max()) if len(when) else None,
+                retry_after_mean_s=_mean(again[rows]),
             )
         )
     return tuple(sorted(ends, key=lambda end: (-end.requests, end.status, end.reason)))
+
+
+def _mean(values: F64) -> float | None:
+    """The mean of those that are there; None where none is."""
+    there = values[~np.isnan(values)]
+    return float(there.mean()) if len(there) else None
 
 
 def _kinds(labels: Sequence[str | None]) -> tuple[list[int], list[str | None]]:

@@ -61,7 +61,7 @@ REQUEST_SCHEMA: Final = pa.schema(
         ("admit_s", _F), ("first_token_s", _F), ("last_token_s", _F), ("queue_wait_s", _F), ("ttft_s", _F),
         ("tpot_s", _F), ("e2e_s", _F), ("output_tokens", _I), ("cached_tokens", _I), ("readmissions", _I),
         ("migrations", _I), ("held_s", _F), ("moved_s", _F),
-        ("router_wait_s", _F),
+        ("router_wait_s", _F), ("retry_after_s", _F),
     ]
 )  # fmt: skip
 STEP_SCHEMA: Final = pa.schema(
@@ -87,7 +87,8 @@ STEP_COLUMNS: Final = tuple(STEP_SCHEMA.names)
 DECISION_COLUMNS: Final = tuple(DECISION_SCHEMA.names)
 
 DERIVED_COLUMNS: Final = ("queue_wait_s", "router_wait_s", "ttft_s", "tpot_s", "e2e_s")
-GIVEN_COLUMNS: Final = tuple(name for name in REQUEST_COLUMNS if name not in DERIVED_COLUMNS)
+SPARSE_COLUMN: Final = "retry_after_s"
+GIVEN_COLUMNS: Final = tuple(name for name in REQUEST_COLUMNS if name not in (*DERIVED_COLUMNS, SPARSE_COLUMN))
 
 STATUSES: Final = ("completed", "rejected", "cancelled", "failed", "open")
 
@@ -152,6 +153,7 @@ class RunWriter:
         self._placed: list[str] = []
         self._started = _now()
         self.requests: dict[int, RequestRow] = {}
+        self.retry_after_s: dict[int, float] = {}
         self.steps: list[StepRow] = []
         self.decisions: list[DecisionRow] = []
         self._next_row = 0  # first row that is not written yet
@@ -261,10 +263,18 @@ class RunWriter:
         }
         completed = np.array([status == "completed" for status in given["status"]])
         numbers |= derived_columns(numbers, completed)
+        numbers[SPARSE_COLUMN] = self._retries(given["row"])
         self._waits.add(numbers)
         arrays = {name: numbers_to_arrow(column, REQUEST_SCHEMA.field(name).type) for name, column in numbers.items()}
         arrays |= {name: text_to_arrow(values) for name, values in given.items() if name not in numbers}
         self._put(self._requests, arrays)
+
+    def _retries(self, rows: Sequence[object]) -> F64:
+        """When whoever was refused may come again, by row; most were not."""
+        told = self.retry_after_s
+        if not told:
+            return np.full(len(rows), np.nan)
+        return np.array([told.pop(row, np.nan) for row in rows], dtype=np.float64)  # type: ignore[call-overload]
 
     def _write_steps(self) -> None:
         if not self.steps:

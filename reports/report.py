@@ -264,6 +264,7 @@ class GroupFigures:
 class EndFigures:
     """Requests that ended without completing, for one reason: how many of all, how long their prompts are on average,
     and from when to when they arrived. `code` is the word by which the reason is counted (None: it has none).
+    `retry_after_mean_s`: when they were told to come again, on average of those that were.
     """
 
     status: str
@@ -274,6 +275,7 @@ class EndFigures:
     prompt_tokens_mean: float | None
     first_s: float | None
     last_s: float | None
+    retry_after_mean_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

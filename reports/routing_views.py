@@ -25,6 +25,8 @@ def end_line(end: EndFigures) -> str:
     if end.first_s is not None:
         until = f" to {text.time(end.last_s)}" if end.last_s != end.first_s else ""
         parts.append(f"arrived {text.time(end.first_s)}{until}")
+    if end.retry_after_mean_s is not None:
+        parts.append(f"told to come again after {text.time(end.retry_after_mean_s)} on average")
     return f"{text.count(end.requests)} x {end.reason} ({', '.join(parts)})"
 
 

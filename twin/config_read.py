@@ -208,7 +208,7 @@ class _Builder:
 
     def _imply_scenario(self, path: Path) -> None:
         """A scenario says what it takes for granted of the run; whatever is given elsewhere wins."""
-        from twin.scenario import read_scenario
+        from twin.scenario.reading import read_scenario
 
         scenario = read_scenario(path)
         says: dict[Key, object] = {

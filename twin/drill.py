@@ -24,12 +24,14 @@ from policies.resilience.health import Canaries, CanarySettings
 from policies.resilience.migration import Migration, MigrationSettings
 from reports.report import Report
 from twin.config import Config, ResilienceConfig
-from twin.mocker.faults import Detection, Faults
+from twin.mocker.faults.messages import KV_EVENTS
+from twin.mocker.faults.script import Faults
+from twin.mocker.faults.stage import Detection
 from twin.mocker.world import MockWorld
 from twin.replay import FAULTS_JSON
-from twin.scenario import COMPARISONS, METRICS, Expectation, read_scenario, surges
-
-_EVENT_FAULTS = ("event_loss", "event_delay")
+from twin.scenario.model import COMPARISONS, METRICS, Expectation
+from twin.scenario.reading import read_scenario
+from twin.scenario.times import surges
 
 
 class Watched:
@@ -99,7 +101,7 @@ class Drill:
     @property
     def loses_events(self) -> bool:
         """Whether messages of workers are lost or late, so that their number matters."""
-        return any(fault.kind in _EVENT_FAULTS for fault in self.scenario.faults)
+        return any(fault.kind in KV_EVENTS for fault in self.scenario.faults)
 
     def controller(self, policy: Policy, journal: JournalSink | None) -> Controller:
         """The router with migration beside it, watched where the scenario wants that."""
@@ -181,8 +183,22 @@ class Drill:
         """The value of a metric and whether it is within its limit; what is undefined meets nothing."""
         if expectation.metric is None:
             return None, True
-        value = _metric(expectation.metric, folder, report, self.scenario.path)
+        if expectation.metric == "recovery_ms":
+            value = self._recovery_ms(folder)
+        else:
+            value = _metric(expectation.metric, folder, report, self.scenario.path)
         return value, value is not None and COMPARISONS[expectation.comparison](value, expectation.limit)
+
+    def _recovery_ms(self, folder: Path) -> float | None:
+        """How long after the last fault was over requests arrived that were rejected or failed: 0 where none did; None
+        where no fault was over."""
+        assert self._faults is not None
+        over_s = max((entry.over_s for entry in self._faults.timeline if entry.over_s is not None), default=None)
+        if over_s is None:
+            return None
+        columns = _columns(folder, "requests", "status", "arrival_s").values()
+        late = [at_s - over_s for status, at_s in zip(*columns, strict=True) if status in ("rejected", "failed")]
+        return 1e3 * float(max([0.0, *late]))
 
 
 def _metric(name: str, folder: Path, report: Report, where: Path) -> float | None:

@@ -133,7 +133,7 @@ def _links_may_slow(config: Config) -> bool:
     """Whether a scenario of this run slows links, or takes them down."""
     if config.faults.path is None:
         return False
-    from twin.scenario import read_scenario
+    from twin.scenario.reading import read_scenario
 
     return any(fault.link is not None for fault in read_scenario(config.faults.path).faults)
 

@@ -86,11 +86,20 @@ def _queue(config: Config) -> QueueSettings | None:
 
 def _busy(config: Config) -> BusySettings | None:
     busy = config.router.busy
-    if not busy.is_on:
+    if not busy.is_on and not _limits_change(config):
         return None
     from policies.router.overload import BusySettings
 
     return BusySettings(**{f.name: getattr(busy, f.name) for f in fields(BusySettings)})
+
+
+def _limits_change(config: Config) -> bool:
+    """Whether a scenario of this run sets limits on load while it runs."""
+    if config.faults.path is None:
+        return False
+    from twin.scenario.reading import read_scenario
+
+    return any(fault.changes for fault in read_scenario(config.faults.path).faults)
 
 
 def _affinity(config: Config) -> AffinitySettings | None:

@@ -53,10 +53,14 @@ class Dispatch(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reject(Action):
-    """Refuse a request. Ends with `RequestRejected`. `code` is a word of router.md's shedding table."""
+    """Refuse a request. Ends with `RequestRejected`. `code` is a word of router.md's shedding table.
+
+    `retry_after_s`: when the client may come again, where load is the reason and there is telling.
+    """
 
     request_id: RequestId
     code: str
+    retry_after_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

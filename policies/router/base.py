@@ -7,7 +7,7 @@ for (limits on load, sessions, taints) is not looked at: a plain router pays for
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from policies.cluster.actions import Action, Candidate, Dispatch, Reject
@@ -34,6 +34,7 @@ from policies.router.settings import RouterSettings
 
 if TYPE_CHECKING:
     from policies.router.affinity import Affinity
+    from policies.router.backlog import Pace, Work
     from policies.router.overload import Overload
 
 NO_ENDPOINTS = "no_endpoints"
@@ -60,10 +61,12 @@ class Choice(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """Why a request is not sent anywhere; `code` is a word of router.md's table of refusals."""
+    """Why a request is not sent anywhere; `code` is a word of router.md's table of refusals. `by_prompts`: too many of
+    them are the reason (None: load is not)."""
 
     code: str
     reason: str
+    by_prompts: bool | None = None
 
 
 class Router:
@@ -89,6 +92,7 @@ class Router:
         needs_books = settings.busy is not None or settings.queue is not None
         self._books = _books(settings) if needs_books or self.keeps_books else None
         self._accounts = needs_books and not self.keeps_books
+        self._pace = _pace() if needs_books else None
         self._tracks = needs_books or self._affinity is not None or isinstance(self._books, DecayingBooks)
         if self._tracks:
             more = {BusyThresholdsChanged} if self._overload is not None else frozenset()
@@ -146,6 +150,8 @@ class Router:
         """This router's leg of a request is done; the request goes on elsewhere."""
         self._now(at_s)
         if self._books is not None:
+            if self._pace is not None:
+                self._pace.gone(at_s, self._books.prompt_tokens_of(request_id), 1)
             self._books.free(request_id)
         if self._affinity is not None:
             self._affinity.over(request_id, at_s)
@@ -192,10 +198,38 @@ class Router:
         self._now(at_s)
         return self._books.prefill_tokens(worker_id)
 
-    def refuse(self, request_id: RequestId, refusal: Refusal) -> Reject:
-        """The order that says so, counted."""
+    def calm_s(self, worker: WorkerView, at_s: float, limits_tokens: Iterable[float]) -> float | None:
+        """When a worker's prompt tokens next fall to one of these limits, or of those on its load, with time alone;
+        None: they do not."""
+        books = self._books
+        if not isinstance(books, DecayingBooks):
+            return None
+        own = self._overload.prefill_limits(worker) if self._overload is not None else ()
+        falls = (books.falls_s(worker.worker_id, at_s, limit) for limit in (*limits_tokens, *own))
+        return min((due_s for due_s in falls if due_s is not None), default=None)
+
+    def count_waiting(self, waits: Callable[[], Work]) -> None:
+        """A queue stands in front of this router: what waits there is ahead of whoever is refused."""
+        assert self._pace is not None
+        self._pace.waiting = waits
+
+    def refuse(self, request_id: RequestId, refusal: Refusal, at_s: float) -> Reject:
+        """The order that says so, counted; where load is the reason, with a time to come again."""
         self._refusals[refusal.code] = self._refusals.get(refusal.code, 0) + 1
-        return Reject(request_id=request_id, code=refusal.code, reason=refusal.reason)
+        again_s = None if refusal.by_prompts is None else self._retry_after_s(at_s, refusal.by_prompts)
+        return Reject(request_id=request_id, code=refusal.code, reason=refusal.reason, retry_after_s=again_s)
+
+    def _retry_after_s(self, at_s: float, by_prompts: bool) -> float | None:
+        """When what is ahead of a client has gone, if it goes on as fast as of late (`backlog`)."""
+        books, pace = self._books, self._pace
+        if books is None or pace is None:
+            return None
+        from policies.router.backlog import retry_after_s
+
+        waiting, rate, loads = pace.waiting(), pace.rate(at_s), books.loads.values()
+        if by_prompts:
+            return retry_after_s(waiting.tokens + sum(load.prefill_tokens for load in loads), rate.tokens)
+        return retry_after_s(waiting.requests + sum(load.requests for load in loads), rate.requests)
 
     def peer_sent(self, event: RequestArrived, worker_id: WorkerId, overlap_blocks: int) -> None:
         """Another router sent a request to a worker: it is booked as if this one had. Its end comes like any other."""
@@ -236,6 +270,8 @@ class Router:
             return
         if self._affinity is not None:
             self._track_sessions(self._affinity, event)
+        if self._pace is not None and self._books is not None:
+            self._note_gone(self._pace, self._books, event)
         if self._accounts and self._books is not None:
             self._account(self._books, event)
 
@@ -246,6 +282,16 @@ class Router:
         elif isinstance(event, RequestInterrupted) or type(event) in ENDS:
             assert isinstance(event, RequestEvent)
             affinity.over(event.request_id, event.at_s, refused=isinstance(event, RequestRejected))
+
+    @staticmethod
+    def _note_gone(pace: Pace, books: Books, event: Event) -> None:
+        """Work that an event says is gone, before the books take it in."""
+        if isinstance(event, PrefillDone | FirstToken):
+            tokens = books.prompt_tokens_of(event.request_id)
+            if tokens:
+                pace.gone(event.at_s, tokens, 0)
+        elif (isinstance(event, RequestInterrupted) or type(event) in ENDS) and event.request_id in books:  # type: ignore[attr-defined]
+            pace.gone(event.at_s, books.prompt_tokens_of(event.request_id), 1)  # type: ignore[attr-defined]
 
     @staticmethod
     def _account(books: Books, event: Event) -> None:
@@ -288,7 +334,7 @@ class Router:
         else:
             choice = self._free(event, live, view)
         if isinstance(choice, Refusal):
-            return self.refuse(event.request_id, choice)
+            return self.refuse(event.request_id, choice, event.at_s)
         worker_id = live[choice.at].up.worker_id
         candidates = self._candidates(event, live, view) if self._explains else ()
         self._decisions += 1
@@ -306,6 +352,8 @@ class Router:
         )
 
     def _track_sent(self, event: RequestArrived, worker_id: WorkerId, overlap_blocks: int) -> None:
+        if self._pace is not None:
+            self._pace.begin(event.at_s)
         if self._accounts:
             self._book(event, worker_id, overlap_blocks)
         if self._affinity is not None:
@@ -362,7 +410,9 @@ class Router:
         if loaded:
             code = ENGINE if all(bar.code == ENGINE for bar in loaded) else BUSY
             return Refusal(
-                code, f"all {len(loaded)} workers that could are overloaded or full; one is {loaded[0].text}"
+                code,
+                f"all {len(loaded)} workers that could are overloaded or full; one is {loaded[0].text}",
+                all(bar.by_prompts for bar in loaded),
             )
         lacking = self._lacking(event, mine)
         if lacking is not None:
@@ -411,7 +461,7 @@ class Router:
         if bar is not None:
             code = "pinned_dead" if worker.draining else "pinned_not_allowed"
             code = bar.code if bar.code in (BUSY, ENGINE) else code
-            return Refusal(code, f"worker {asked} was asked for and is {bar.text}")
+            return Refusal(code, f"worker {asked} was asked for and is {bar.text}", _by_prompts(bar))
         if worker not in live:
             return Refusal("pinned_not_allowed", f"worker {asked} was asked for and does no {self._leg.value} work")
         return Choice(live.index(worker), "pin", "asked for", self._overlap_blocks(event, asked))
@@ -433,7 +483,8 @@ class Router:
                 return Choice(live.index(bound), "affinity", "of the session", self._overlap_blocks(event, worker_id))
             bar = self._overloaded(bound, event.at_s)
             if bar is not None and affinity.settings.bond == "hard":
-                return Refusal(bar.code, f"the session is bound to worker {worker_id}, which is {bar.text}")
+                told = f"the session is bound to worker {worker_id}, which is {bar.text}"
+                return Refusal(bar.code, told, _by_prompts(bar))
         preferred = event.hints.preferred if event.hints is not None else None
         if preferred is not None:
             for at, worker in enumerate(live):
@@ -465,6 +516,17 @@ class Router:
             if worker not in live and (bar := self._bar(worker, event)) is not None
         ]
         return tuple(sorted(told + barred, key=lambda candidate: candidate.worker_id))
+
+
+def _by_prompts(bar: Bar) -> bool | None:
+    """Whether too many prompts bar a worker; None where load does not."""
+    return bar.by_prompts if bar.code in (BUSY, ENGINE) else None
+
+
+def _pace() -> Pace:
+    from policies.router.backlog import Pace
+
+    return Pace()
 
 
 def _books(settings: RouterSettings) -> Books:

@@ -16,6 +16,9 @@ from policies.cluster.ids import RequestId, WorkerId
 from policies.errors import InvariantError
 from policies.router.walk import Ends, depths
 
+_AFTER_S = 1e-6
+"""How much later one looks, so that rounding leaves no load a hair above its limit."""
+
 
 class Load:
     """What one worker has open: distinct KV `blocks`, `prefill_tokens` still to compute, `requests`.
@@ -104,6 +107,11 @@ class Books:
         """Prompt tokens that a worker has still to compute."""
         load = self._loads.get(worker_id)
         return load.prefill_tokens if load is not None else 0
+
+    def prompt_tokens_of(self, request_id: RequestId) -> int:
+        """Prompt tokens of one request that are still to be computed; 0 for one that is not booked."""
+        booking = self._bookings.get(request_id)
+        return booking.prefill_tokens if booking is not None and booking.load is not None else 0
 
     def prefills(self, worker_ids: Iterable[WorkerId]) -> list[float]:
         """The same for several workers."""
@@ -272,6 +280,17 @@ class DecayingBooks(Books):
             return 0
         computed = self.tokens_per_s * (self.now_s - line.since_s)
         return super().prefill_tokens(worker_id) - min(next(iter(line.tokens.values())), max(computed, 0.0))
+
+    def falls_s(self, worker_id: WorkerId, at_s: float, limit_tokens: float) -> float | None:
+        """When `prefill_tokens` of a worker, now above a limit, falls to it with time alone; None: it does not."""
+        line = self._prompts.get(worker_id)
+        self.now_s = at_s
+        if line is None or self.prefill_tokens(worker_id) <= limit_tokens:
+            return None
+        over_tokens = super().prefill_tokens(worker_id) - limit_tokens
+        if over_tokens > next(iter(line.tokens.values())):
+            return None  # more than the prompt that shrinks
+        return max(line.since_s + over_tokens / self.tokens_per_s, at_s) + _AFTER_S
 
     def book(
         self,

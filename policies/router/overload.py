@@ -63,15 +63,22 @@ class Overload:
             elif blocks > limits.decode_blocks_share * total:
                 return Bar(BUSY, f"overloaded: {blocks:g} of {total} blocks active")
         if limits.prefill_tokens is not None and prefill_tokens > limits.prefill_tokens:
-            return Bar(BUSY, f"overloaded: {prefill_tokens:g} prompt tokens to compute")
+            return Bar(BUSY, f"overloaded: {prefill_tokens:g} prompt tokens to compute", by_prompts=True)
         if limits.prefill_share is not None:
             budget = up.max_batched_tokens
             if not budget:
                 self.unknown_totals += 1
             elif prefill_tokens > limits.prefill_share * budget:
-                return Bar(BUSY, f"overloaded: {prefill_tokens:g} prompt tokens to compute, {budget} in a step")
+                text = f"overloaded: {prefill_tokens:g} prompt tokens to compute, {budget} in a step"
+                return Bar(BUSY, text, by_prompts=True)
         if limits.engine_queue is not None:
             running = up.max_num_seqs if limits.engine_running is None else limits.engine_running
             if worker.in_flight >= running + limits.engine_queue:
                 return Bar(ENGINE, f"full: {worker.in_flight} requests there")
         return None
+
+    def prefill_limits(self, worker: WorkerView) -> tuple[float, ...]:
+        """The limits on prompt tokens that hold for a worker."""
+        limits, budget = self.limits, worker.up.max_batched_tokens
+        share = limits.prefill_share * budget if limits.prefill_share is not None and budget else None
+        return tuple(limit for limit in (limits.prefill_tokens, share) if limit is not None)

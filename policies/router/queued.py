@@ -25,20 +25,27 @@ from policies.cluster.events import (
     RequestMigrated,
     TimerFired,
     WorkerDraining,
+    WorkerFenced,
     WorkerLost,
+    WorkerRecalled,
+    WorkerUnfenced,
     WorkerUp,
 )
 from policies.cluster.ids import Leg, RequestId, Role, WorkerId
 from policies.cluster.state import ClusterView, WorkerView
+from policies.router.backlog import Work
 from policies.router.base import Refusal, Router
 from policies.router.queue import Classes, Queue, QueueClass, QueueSettings, Waiting
 from policies.router.settings import RouterSettings
 
-LOOK, EXPIRE = "router-queue", "router-queue-wait"
-"""Timers: look who can go; refuse whoever has waited too long."""
+LOOK, EXPIRE, CALM = "router-queue", "router-queue-wait", "router-queue-calm"
+"""Timers: look who can go; refuse whoever has waited too long; a prompt that is computed meanwhile counts less now."""
 
+_WORKERS: frozenset[type[Event]] = frozenset(
+    {WorkerUp, WorkerLost, WorkerDraining, WorkerRecalled, WorkerFenced, WorkerUnfenced}
+)
 _FREEING: frozenset[type[Event]] = frozenset(
-    {PrefillDone, FirstToken, RequestInterrupted, WorkerUp, WorkerLost, WorkerDraining, BusyThresholdsChanged, *ENDS}
+    {PrefillDone, FirstToken, RequestInterrupted, BusyThresholdsChanged, *_WORKERS, *ENDS}
 )
 """After these, somebody who waits may be able to go, or has nobody left to wait for."""
 
@@ -63,10 +70,12 @@ class Queued:
         self._limits = settings
         self._classes = Classes(settings.classes)
         self._queue = Queue(self._classes.all)
+        inner.count_waiting(lambda: Work(self._queue.tokens, len(self._queue)))
         self._needs_lengths = len(self._classes.all) > 1 or self._classes.all[0].order == "wspt"
         self._deadlines: deque[tuple[float, RequestId]] = deque()
         self._looks = False  # the timer is set
         self._expires = False
+        self._calm_s: float | None = None  # when load falls next with time alone, if anybody waits for that
         self._queued = 0
         self._peak = 0
         self._suspects = 0
@@ -123,11 +132,12 @@ class Queued:
             return (inner.route(event, view),)
         full = self._full(len(targets))
         if full is not None and not isinstance(event, RequestMigrated):  # whose client has been promised an answer
-            return (inner.refuse(event.request_id, full),)
+            return (inner.refuse(event.request_id, full, event.at_s),)
         orders: list[Action] = [self._enqueue(event, queue_class, uncached_tokens, busy)]
         if not busy:
             orders += self._look(event.at_s)
         orders += self._watch_deadline(event)
+        orders += self._watch_calm(event.at_s, view)
         return orders
 
     # ------------------------------------------------------------ going in
@@ -159,10 +169,10 @@ class Queued:
         waiting, tokens, limits = len(self._queue), self._queue.tokens, self._limits
         if limits.requests_per_worker is not None and waiting >= limits.requests_per_worker * workers:
             limit = f"{limits.requests_per_worker} for each of {workers} workers"
-            return Refusal("queue_limit", f"{waiting} requests wait, the limit is {limit}")
+            return Refusal("queue_limit", f"{waiting} requests wait, the limit is {limit}", by_prompts=True)
         if limits.tokens_per_worker is not None and tokens >= limits.tokens_per_worker * workers:
             limit = f"{limits.tokens_per_worker} for each of {workers} workers"
-            return Refusal("queue_limit", f"{tokens} prompt tokens wait, the limit is {limit}")
+            return Refusal("queue_limit", f"{tokens} prompt tokens wait, the limit is {limit}", by_prompts=True)
         return None
 
     # ------------------------------------------------------------ busy
@@ -220,11 +230,35 @@ class Queued:
             yield from self._expire(event.at_s)
             yield from self._next_deadline()
             yield from self._look(event.at_s)
+        elif event.name == CALM:
+            self._calm_s = None
+            yield from self._go(event.at_s, view)
 
     def _go(self, at_s: float, view: ClusterView) -> Iterator[Action]:
         """Send whoever can go now. The view takes in each order before the next one is made."""
         while (entry := self._queue.pop(lambda waiting: self._blocked(waiting, at_s, view))) is not None:
             yield self._inner.route(replace(entry.event, at_s=at_s), view)
+        yield from self._watch_calm(at_s, view)
+
+    def _watch_calm(self, at_s: float, view: ClusterView) -> Sequence[Action]:
+        """Look again when load has fallen with time, where prompts count less while they are computed."""
+        if not self._queue:
+            return ()
+        due_s = min(
+            (due_s for worker in view.live if (due_s := self._calm_of(worker, at_s)) is not None),
+            default=None,
+        )
+        if due_s is None or (self._calm_s is not None and self._calm_s <= due_s):
+            return ()
+        self._calm_s = due_s
+        return (SetTimer(name=CALM, due_s=due_s, reason="a prompt will be computed by then"),)
+
+    def _calm_of(self, worker: WorkerView, at_s: float) -> float | None:
+        """When a worker's load next falls below a limit with time alone; None: never."""
+        limits, budget = [self._limits.prefill_busy_tokens], worker.up.max_batched_tokens
+        if self._limits.prefill_busy_share is not None and budget:
+            limits.append(self._limits.prefill_busy_share * budget)
+        return self._inner.calm_s(worker, at_s, [limit for limit in limits if limit is not None])
 
     def _blocked(self, entry: Waiting, at_s: float, view: ClusterView) -> bool:
         """Whether a request still has to wait; one that nobody will ever take does not."""
@@ -238,4 +272,5 @@ class Queued:
             entry = self._queue.remove(request_id)
             if entry is not None:
                 waited_s = at_s - entry.since_s
-                yield self._inner.refuse(request_id, Refusal("queue_timeout", f"waited {waited_s:g} s in the queue"))
+                told = Refusal("queue_timeout", f"waited {waited_s:g} s in the queue", by_prompts=True)
+                yield self._inner.refuse(request_id, told, at_s)

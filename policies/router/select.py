@@ -22,10 +22,11 @@ BUSY, ENGINE = "all_busy", "engine_limit"
 
 
 class Bar(NamedTuple):
-    """Why a worker cannot get a request: one word, and a text that follows "it is"."""
+    """Why a worker cannot get a request: one word, and a text that follows "it is". `by_prompts`: too many prompts."""
 
     code: str
     text: str
+    by_prompts: bool = False
 
 
 def why_not(worker: WorkerView, event: RequestArrived, required_taints: Sequence[str] = ()) -> Bar | None:

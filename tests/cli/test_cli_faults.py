@@ -15,13 +15,19 @@ from twin.replay import build_policy
 
 ROOT = Path(__file__).resolve().parents[2]
 TRACE = ROOT / "traces" / "azure.parquet"
+KEYED = ("lost-events",)
+"""Scenarios of prompts that share beginnings."""
 SCENARIOS = sorted((ROOT / "docs" / "scenarios").glob("*.toml"))
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda path: path.stem)
 def test_the_scenarios_that_are_shown_come_to_what_they_expect(scenario: Path, twin: Twin, tmp_path: Path) -> None:
-    trace = keyed(tmp_path) if scenario.stem == "lost-events" else TRACE
-    line = ["replay", trace, "--limit", "1200", "--faults", scenario, "--no-html", "--quiet"]
+    trace = keyed(tmp_path) if scenario.stem in KEYED else TRACE
+    limit = "2600" if scenario.stem == "overload" else "1200"
+    line = ["replay", trace, "--limit", limit, "--faults", scenario, "--no-html", "--quiet"]
+    config = scenario.parent / "configs" / scenario.name
+    if config.exists():
+        line += ["--config", config]
     run = tmp_path / "run"
     ended = twin(*line, "--out", run)
     assert (ended.code, ended.err) == (0, "")

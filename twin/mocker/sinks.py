@@ -8,9 +8,11 @@ Cells = tuple[object, ...]
 
 
 class Sinks(Protocol):
-    """Row buffers in the column order of `reports.record`; `spill` may empty them."""
+    """Row buffers in the column order of `reports.record`; `spill` may empty them. `retry_after_s` has the few rows
+    that were told when to come again, put there before their request."""
 
     requests: dict[int, Cells]
+    retry_after_s: dict[int, float]
     steps: list[Cells]
     decisions: list[Cells]
 
@@ -22,6 +24,7 @@ class MemorySinks:
 
     def __init__(self) -> None:
         self.requests: dict[int, Cells] = {}
+        self.retry_after_s: dict[int, float] = {}
         self.steps: list[Cells] = []
         self.decisions: list[Cells] = []
 

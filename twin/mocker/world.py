@@ -462,7 +462,10 @@ class MockWorld:
                 self._dispatch(action)
             case Reject():
                 due = self.churn.next_due if action.code in (NO_ENDPOINTS, ALL_FENCED) else ""
-                self._refuse(self.open[action.request_id], f"{action.code}: {action.reason}{due}")
+                request = self.open[action.request_id]
+                if action.retry_after_s is not None:
+                    self._sinks.retry_after_s[request.row.row] = action.retry_after_s
+                self._refuse(request, f"{action.code}: {action.reason}{due}")
             case Enqueue():
                 self._note_queued(action)
             case Migrate():

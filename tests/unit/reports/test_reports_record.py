@@ -33,7 +33,7 @@ def test_columns_and_types_are_those_of_the_architecture(tmp_path: Path) -> None
     names = (
         "row request_id session_id arrival_s isl osl status reason worker_id prefill_worker_id dispatch_s admit_s"
         " first_token_s last_token_s queue_wait_s ttft_s tpot_s e2e_s output_tokens cached_tokens readmissions"
-        " migrations held_s moved_s router_wait_s"
+        " migrations held_s moved_s router_wait_s retry_after_s"
     )
     schema = parquet.read_schema(tmp_path / "requests.parquet")
     assert schema.names == names.split()
@@ -59,6 +59,7 @@ def test_undefined_is_null_and_never_zero(tmp_path: Path) -> None:
     assert absent == {
         "session_id", "worker_id", "prefill_worker_id", "dispatch_s", "admit_s", "first_token_s", "last_token_s",
         "queue_wait_s", "router_wait_s", "ttft_s", "tpot_s", "e2e_s", "cached_tokens", "held_s", "moved_s",
+        "retry_after_s",
     }  # fmt: skip
     assert (second["tpot_s"], second["e2e_s"]) == (None, 2.0)
 

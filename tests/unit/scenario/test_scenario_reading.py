@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from policies.cluster.events import Threshold
 from policies.errors import CapabilityError, ConfigError
-from twin.scenario import Fault, Occurrence, chosen, occurrences, read_scenario
+from twin.scenario.model import Fault, Occurrence
+from twin.scenario.reading import read_scenario
+from twin.scenario.times import chosen, occurrences
 
 SPEC = """
 version = 1
@@ -231,3 +235,37 @@ def test_any_takes_each_worker_equally_often() -> None:
 def test_one_time_faults_come_once() -> None:
     (only,) = occurrences(_fault(at_s=2.0, for_s=1.0), seed=0)
     assert only == Occurrence(0, 2.0, 3.0, only.u)
+
+
+@pytest.mark.parametrize(
+    ("entry", "changes"),
+    [
+        ({"set": {"prefill_tokens": 4000}}, [("prefill_tokens", 4000.0)]),
+        ({"set": {"prefill_tokens": None, "engine_queue": 3}}, [("prefill_tokens", None), ("engine_queue", 3.0)]),
+        ({"set": {"engine_queue": 3}, "clear": ["prefill_share"]}, [("engine_queue", 3.0), ("prefill_share", None)]),
+    ],
+)
+def test_limits_are_set_and_cleared(entry: dict, changes: list, tmp_path: Path) -> None:
+    """Null clears a limit; what is not named stays, so it is not there."""
+    path = tmp_path / "s.json"
+    path.write_text(json.dumps({"faults": [{"at_ms": 5, "kind": "busy_thresholds"} | entry]}), encoding="utf-8")
+    (fault,) = read_scenario(path).faults
+    assert fault.changes == tuple(Threshold(name=name, limit=limit) for name, limit in changes)
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ({}, "say which limits"),
+        ({"set": {"prefill_token": 4}}, "has no limit 'prefill_token'; it has "),
+        ({"set": {"engine_queue": 1}}, "busy.engine_queue"),
+        ({"set": {"engine_queue": "many"}}, "must be a number"),
+        ({"set": {"engine_queue": 3}, "clear": ["engine_queue"]}, "each name once"),
+        ({"set": {"engine_queue": 3}, "for_ms": 5}, "there is no key for_ms of kind busy_thresholds"),
+    ],
+)
+def test_limits_that_are_none_are_refused(entry: dict, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "s.json"
+    path.write_text(json.dumps({"faults": [{"at_ms": 5, "kind": "busy_thresholds"} | entry]}), encoding="utf-8")
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        read_scenario(path)

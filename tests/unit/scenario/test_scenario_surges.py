@@ -14,7 +14,8 @@ from toy import toy
 
 from policies.errors import ConfigError
 from policies.resilience.discovery import Leases, Registration, newest
-from twin.scenario import Surges, read_scenario, surges
+from twin.scenario.reading import read_scenario
+from twin.scenario.times import Surges, surges
 
 
 def test_a_surge_brings_the_demand_forward() -> None:
