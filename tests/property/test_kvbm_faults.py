@@ -17,7 +17,7 @@ from test_kvbm_world import BLOCK_BYTES, LINKS, returning, tiers, tight
 from policies.cluster.ids import Tier
 from policies.kvbm.look_up import Rule
 from twin.mocker.demand import Row
-from twin.mocker.tiers import TierPlan
+from twin.mocker.tierplan import TierPlan
 from twin.mocker.world import MockWorld
 
 

@@ -20,7 +20,7 @@ from policies.router.build import build
 from policies.router.kv import Kv
 from twin.engine.tiered import TieredEngine
 from twin.mocker.demand import Row
-from twin.mocker.tiers import LevelPlan, TierPlan
+from twin.mocker.tierplan import LevelPlan, TierPlan
 from twin.perf.fixed import FixedLatency
 from twin.perf.links import FAIR, FIFO, Link
 

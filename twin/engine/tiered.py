@@ -15,7 +15,8 @@ from policies.cluster.blocks import Branch
 from policies.cluster.ids import Tier
 from policies.kvbm.accounting import HitCount, Looked
 from policies.kvbm.look_up import Costs, Miss, Plan
-from policies.kvbm.manager import BlockManager, Onboard
+from policies.kvbm.manager import BlockManager
+from policies.kvbm.orders import Onboard
 from policies.kvbm.spans import Spans
 from twin.engine.core import EngineParts
 from twin.engine.offload import HostLoad, OffloadEngine
