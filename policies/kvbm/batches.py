@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from policies.cluster.blocks import BlockRun
+from policies.kvbm.landing import Landing
 from policies.kvbm.lane import Waiting
 from policies.kvbm.store import Hold, Lot, TierStore
 
@@ -26,6 +27,7 @@ class Moving(NamedTuple):
     lot: Lot
     store: TierStore
     source: Pinned
+    landing: Landing
 
 
 def between(lo: int, hi: int, gaps: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -8,6 +8,7 @@ copied are not evicted. Device blocks are the engine's: the manager hears of the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from policies.cluster.blocks import BlockRun, Branch
 from policies.cluster.ids import Tier
@@ -15,6 +16,7 @@ from policies.errors import InvariantError
 from policies.kvbm.batches import Moving, Pinned, before_first, between, first_blocks, rest
 from policies.kvbm.consolidate import Change
 from policies.kvbm.health import Health
+from policies.kvbm.landing import Landing, continued, goes_on, worth_waiting
 from policies.kvbm.lane import Batch, Waiting
 from policies.kvbm.level import DROP, IDLE_S, ON_COMPLETE, ON_EVICT, Level, TierBody
 from policies.kvbm.lifecycle import BlockState, Cause
@@ -92,8 +94,10 @@ class BlockManager:
         now_s: float,
         room_blocks: int | None = None,
         costs: Costs | None = None,
+        may_wait: bool = True,
     ) -> Plan:
-        """What to load for a prompt of which the device holds the first `device_blocks`. Changes nothing."""
+        """What to load for a prompt of which the device holds the first `device_blocks`, or what to wait for before it
+        is looked up again. Changes nothing."""
         bodies = [level.body for level in self.levels if level.body.health.reads]
         plan = look_up(
             pieces,
@@ -110,7 +114,13 @@ class BlockManager:
         def lately_failed(tier: Tier, run: BlockRun) -> int | None:
             return self._body(tier).negative.first_in(run, now_s)
 
-        return without(plan, lately_failed) if plan.runs else plan
+        if plan.runs:
+            plan = without(plan, lately_failed)
+        if self._moving and may_wait and plan.end < usable and goes_on(plan.misses):
+            landings = self._landings()
+            more = continued(pieces, plan.end, usable, landings, [(body.tier, body.store) for body in bodies])
+            plan = replace(plan, awaits=worth_waiting(plan.runs, more, self.rule, costs, now_s))
+        return plan
 
     def alone_s(self, runs: Sequence[TierRun]) -> float:
         """How long it takes to load these runs, side by side, when nothing else moves."""
@@ -185,9 +195,10 @@ class BlockManager:
 
     def moved(self, batch_id: int, now_s: float, *, ok: bool = True, is_tiers_fault: bool = True) -> None:
         """A batch has been moved, or has come to nothing; `is_tiers_fault`: for want of a tier that takes it."""
-        at, parts, lot, store, source = self._moving.pop(batch_id)
+        at, parts, lot, store, source, landing = self._moving.pop(batch_id)
         level = self.levels[at]
         body = level.body
+        landing.is_over = True
         for part in parts:
             body.underway.remove(*part.run)
         if ok and store is body.store and not body.refuses:
@@ -209,6 +220,8 @@ class BlockManager:
         """A tier is gone with all that it held; what comes up from it fails, what goes down to it too."""
         body = self._body(tier)
         if body.health.state is not Health.DOWN:
+            for landing in self._landings():
+                landing.is_over |= landing.tier is tier
             body.lose()
             self._orders.append(ClearKv(tier=body.shown_tier))
 
@@ -252,6 +265,11 @@ class BlockManager:
 
     def _level(self, tier: Tier) -> Level:
         return next(level for level in self.levels if level.body.tier is tier)
+
+    def _landings(self) -> list[Landing]:
+        """Stores that are running into tiers which will still be there; the fastest tier first."""
+        moving = sorted(self._moving.values(), key=lambda moving: moving.level)
+        return [each.landing for each in moving if each.store is self.levels[each.level].body.store]
 
     def _used(self, branch: Branch, lo: int, hi: int, now_s: float) -> None:
         if self._sketch is not None:
@@ -337,7 +355,8 @@ class BlockManager:
                 pinned.store.release(pinned.holds)
             return None
         body.store.advance(lot, Cause.LOAD)
-        return Moving(at, tuple(parts), lot, body.store, pinned)
+        landing = Landing(body.tier, tuple(part.run for part in parts), now_s + body.spec.alone_s(blocks))
+        return Moving(at, tuple(parts), lot, body.store, pinned, landing)
 
     def _pinned(self, at: int, batch: Batch) -> Pinned:
         """What of a batch can still be copied: what was set aside, and what is still in the tier above. Looked up by

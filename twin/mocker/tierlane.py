@@ -20,10 +20,10 @@ from policies.kvbm.sketch import Sketch
 from policies.kvbm.store import UNLIMITED_BLOCKS
 from twin.engine.offload import HostLoad
 from twin.engine.ticks import instant
-from twin.engine.tiered import TieredEngine, TierLoad
+from twin.engine.tiered import StoreWait, TieredEngine, TierLoad
 from twin.mocker.clock import Order
 from twin.mocker.links import Transfer, side_by_side
-from twin.mocker.tierloads import Loading, Loads
+from twin.mocker.tierloads import Landings, Loading, Loads
 from twin.perf.cargo import TIER_STORES
 
 if TYPE_CHECKING:
@@ -73,8 +73,11 @@ class TierLane:
         ]
         return BlockManager(levels, lacking, rule=plan.rule, sketch=made[0] if made else None)
 
-    def load(self, load: HostLoad, on_done: Callable[[], None]) -> Loading:
-        """Bring the blocks of a load up; `on_done` is called when all of them have come, or none will any more."""
+    def load(self, load: HostLoad, on_done: Callable[[], None]) -> Loading | Landings:
+        """Bring the blocks of a load up; `on_done` is called when all of them have come, or none will any more. Or wait
+        for stores that are running."""
+        if isinstance(load, StoreWait):
+            return self.loads.wait(load, on_done)
         assert isinstance(load, TierLoad)
         return self.loads.begin(load, on_done)
 
@@ -118,6 +121,7 @@ class TierLane:
         del self._moving[batch_id]
         self.manager.moved(batch_id, self._tiers.clock.now)
         self.attend()
+        self.loads.landed()
 
     # ------------------------------------------------------------ faults
 

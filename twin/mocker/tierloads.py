@@ -15,7 +15,7 @@ from policies.cluster.draws import draw
 from policies.cluster.ids import Tier
 from policies.kvbm.manager import BlockManager
 from twin.engine.ticks import instant
-from twin.engine.tiered import TierLoad
+from twin.engine.tiered import StoreWait, TierLoad
 from twin.mocker.clock import Order
 from twin.mocker.links import Transfer, side_by_side
 from twin.perf.cargo import TIER_LOADS
@@ -54,6 +54,28 @@ class Loading:
         return True
 
 
+class Landings:
+    """A request that waits for stores of its own worker to land; not beyond `due_s`."""
+
+    __slots__ = ("due_s", "on_done", "over", "owner", "wait")
+
+    def __init__(self, owner: Loads, wait: StoreWait, on_done: Callable[[], None], now_s: float) -> None:
+        self.owner = owner
+        self.wait = wait
+        self.on_done = on_done
+        is_remote = any(landing.tier is Tier.G4_REMOTE for landing in wait.landings)
+        self.due_s = now_s + (REMOTE_DEADLINE_S if is_remote else DEADLINE_S)
+        self.over = False
+
+    def cancel(self) -> bool:
+        """Nobody waits any more."""
+        if self.over:
+            return False
+        self.over = True
+        self.owner.left(self)
+        return True
+
+
 class Loads:
     """The loads of one worker. `attend` is called when one is over: its sources may be evicted again. `bad_rate` is the
     share of blocks that a tier hands out damaged."""
@@ -66,13 +88,15 @@ class Loads:
         self._levels = levels
         self._attend = attend
         self._under_way: dict[Loading, None] = {}
+        self._waits: dict[Landings, None] = {}
         self._deadline = False  # one is on the clock
         self.late = 0
+        self.waits = 0  # for running stores
         self.bad_rate: dict[Tier, float] = {}
 
     @property
     def has_idle_deadline(self) -> bool:
-        return self._deadline and not self._under_way
+        return self._deadline and not self._under_way and not self._waits
 
     def begin(self, load: TierLoad, on_done: Callable[[], None]) -> Loading:
         """Bring the blocks of a load up; `on_done` is called when all of them have come, or none will any more."""
@@ -82,6 +106,24 @@ class Loads:
         for at, leg in enumerate(load.onboard.legs):
             self._hop(loading, at, leg.tier, leg.bytes, 0)
         return loading
+
+    def wait(self, wait: StoreWait, on_done: Callable[[], None]) -> Landings:
+        """`on_done` is called when one of the stores that a request waits for is over, or it has waited too long."""
+        self.waits += 1
+        landings = Landings(self, wait, on_done, self._tiers.clock.now)
+        self._waits[landings] = None
+        self._watch()
+        return landings
+
+    def landed(self) -> None:
+        """A store is over: who waited for it goes on."""
+        for landings in list(self._waits) if self._waits else ():
+            if any(landing.is_over for landing in landings.wait.landings):
+                self._wait_over(landings)
+
+    def left(self, landings: Landings) -> None:
+        """A request that waited for stores does so no longer."""
+        del self._waits[landings]
 
     def dropped(self, loading: Loading) -> None:
         """A load was called off: its sources may be evicted again."""
@@ -96,11 +138,14 @@ class Loads:
                     loading.left -= 1
             if not loading.left:
                 self._came_up(loading)
+        self.landed()
 
     def close(self) -> None:
         """The worker is gone: nothing comes up any more."""
         for loading in list(self._under_way):
             loading.cancel()
+        for landings in list(self._waits):
+            landings.cancel()
 
     # ------------------------------------------------------------ inside
 
@@ -128,11 +173,16 @@ class Loads:
         loading.on_done()
         self._attend()
 
+    def _wait_over(self, landings: Landings) -> None:
+        del self._waits[landings]
+        landings.over = True
+        landings.on_done()
+
     def _watch(self) -> None:
-        """See to it that the load which is due first fails in time."""
-        if not self._deadline and self._under_way:
+        """See to it that the load or wait which is due first ends in time."""
+        if not self._deadline and (self._under_way or self._waits):
             self._deadline = True
-            due_s = min(loading.due_s for loading in self._under_way)
+            due_s = min([*(each.due_s for each in self._under_way), *(each.due_s for each in self._waits)])
             self._tiers.clock.call(instant(due_s), int(Order.COMMAND), self._on_deadline)
 
     def _on_deadline(self) -> None:
@@ -147,6 +197,10 @@ class Loads:
                     lost += [BlockRun(part.stretch.branch, part.lo, part.hi) for part in run.found]
             self.late += 1
             self._came_up(loading, lost)
+        for landings in [landings for landings in self._waits if instant(landings.due_s) <= now_s]:
+            landings.wait.is_late = True
+            self.late += 1
+            self._wait_over(landings)
         self._watch()
 
     def _bad(self, load: TierLoad) -> list[BlockRun]:
