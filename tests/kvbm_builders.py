@@ -11,8 +11,9 @@ from policies.kvbm.eviction.order import EvictionOrder
 from policies.kvbm.lane import BatchRules
 from policies.kvbm.level import Level, TierBody
 from policies.kvbm.lifecycle import BlockState, Cause
-from policies.kvbm.manager import BlockManager, Offload, Order
+from policies.kvbm.manager import BlockManager
 from policies.kvbm.offload import OffloadFilter, Presence
+from policies.kvbm.orders import Offload, Order
 from policies.kvbm.spans import Spans
 from policies.kvbm.store import Hold, TierStore
 from policies.kvbm.tiers import TierSpec

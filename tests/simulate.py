@@ -17,7 +17,7 @@ from twin.mocker.clock import Clock, Order
 from twin.mocker.demand import Demand, Row
 from twin.mocker.links import Network
 from twin.mocker.sinks import MemorySinks
-from twin.mocker.tiers import TierPlan
+from twin.mocker.tierplan import TierPlan
 from twin.mocker.world import PROMPT, MockWorld, Observation, OpenRequest, WorkerSpec
 from twin.perf.links import Link
 from twin.perf.protocol import LatencyModel

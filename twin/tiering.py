@@ -18,7 +18,7 @@ from policies.kvbm.sketch import Sketch
 from policies.kvbm.tiers import TierSpec, check_cascade
 from twin.cluster import Group, block_bytes_of
 from twin.config import DISK_GB_PER_S, SHARED_DISK_GB_PER_S, KvbmConfig
-from twin.mocker.tiers import Lanes, LevelPlan, TierPlan
+from twin.mocker.tierplan import Lanes, LevelPlan, TierPlan
 from twin.mocker.world import WorkerSpec
 from twin.perf.links import FAIR, FIFO, RX, TX, Link
 

@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from policies.cluster.blocks import BlockRun, Branch
 from policies.cluster.ids import Tier
 from policies.errors import ConfigError
 from policies.kvbm.spans import Span
 from policies.kvbm.store import Found, TierStore
+
+if TYPE_CHECKING:
+    from policies.kvbm.landing import Landing
 
 Pieces: TypeAlias = Sequence[tuple[Branch, int]]
 """The content of a prompt: branches, each from where the one before it ends to its own end, in blocks."""
@@ -48,12 +51,14 @@ class TierRun(NamedTuple):
 class Plan:
     """`device_blocks` are on the device; `runs` are to be loaded, and go on from there without a gap.
 
-    `misses` counts the full blocks of the prompt that are neither, by reason.
+    `misses` counts the full blocks of the prompt that are neither, by reason. `awaits` are running stores that
+    bring more of them: a prompt that has any waits, and is looked up again.
     """
 
     device_blocks: int
     runs: tuple[TierRun, ...]
     misses: Mapping[Miss, int]
+    awaits: tuple[Landing, ...] = ()
 
     @property
     def end(self) -> int:

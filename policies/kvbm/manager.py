@@ -8,87 +8,24 @@ copied are not evicted. Device blocks are the engine's: the manager hears of the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from dataclasses import replace
 
 from policies.cluster.blocks import BlockRun, Branch
 from policies.cluster.ids import Tier
 from policies.errors import InvariantError
+from policies.kvbm.batches import Moving, Pinned, before_first, between, first_blocks, rest
 from policies.kvbm.consolidate import Change
 from policies.kvbm.health import Health
+from policies.kvbm.landing import Landing, continued, goes_on, worth_waiting
 from policies.kvbm.lane import Batch, Waiting
 from policies.kvbm.level import DROP, IDLE_S, ON_COMPLETE, ON_EVICT, Level, TierBody
 from policies.kvbm.lifecycle import BlockState, Cause
 from policies.kvbm.look_up import ALWAYS, Costs, Lacking, Pieces, Plan, Rule, TierRun, look_up, without
 from policies.kvbm.offload import Candidate
+from policies.kvbm.orders import ClearKv, Leg, Offload, Onboard, Order, PublishKv
 from policies.kvbm.sketch import Sketch
 from policies.kvbm.spread import Spread
-from policies.kvbm.store import Gone, Hold, Lot, TierStore
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offload:
-    """Move the blocks of a batch from one tier to the next; ends with `moved`. They may not be touched meanwhile."""
-
-    batch_id: int
-    source: Tier
-    target: Tier
-    blocks: int
-    bytes: int
-    why: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishKv:
-    """Tell whoever listens that a tier holds these blocks now, or no longer."""
-
-    change: Change
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClearKv:
-    """Tell whoever listens that a tier has lost everything."""
-
-    tier: Tier
-
-
-Order: TypeAlias = Offload | PublishKv | ClearKv
-
-
-class Leg(NamedTuple):
-    """What one tier sends up for a request."""
-
-    tier: Tier
-    blocks: int
-    bytes: int
-
-
-class Onboard:
-    """Blocks on their way up to the device for one request: `legs` side by side. Ends with `loaded` or `dropped`."""
-
-    __slots__ = ("_holds", "_stores", "legs", "plan")
-
-    def __init__(self, plan: Plan, legs: tuple[Leg, ...], holds: list[list[Hold]], stores: list[TierStore]) -> None:
-        self.plan = plan
-        self.legs = legs
-        self._holds = holds
-        self._stores = stores
-
-
-class _Pinned(NamedTuple):
-    """What of a batch can be copied, and the references that keep it where it is."""
-
-    parts: list[Waiting]
-    holds: list[Hold]
-    store: TierStore | None  # whose they are
-
-
-class _Moving(NamedTuple):
-    level: int
-    parts: tuple[Waiting, ...]
-    lot: Lot
-    store: TierStore
-    source: _Pinned
+from policies.kvbm.store import Gone, Hold, Lot
 
 
 class BlockManager:
@@ -107,7 +44,7 @@ class BlockManager:
         self.rule = rule
         self._device_lacking = device_lacking
         self._sketch = sketch
-        self._moving: dict[int, _Moving] = {}
+        self._moving: dict[int, Moving] = {}
         self._orders: list[Order] = []
         self._batches = 0
         self._loads = 0
@@ -157,8 +94,10 @@ class BlockManager:
         now_s: float,
         room_blocks: int | None = None,
         costs: Costs | None = None,
+        may_wait: bool = True,
     ) -> Plan:
-        """What to load for a prompt of which the device holds the first `device_blocks`. Changes nothing."""
+        """What to load for a prompt of which the device holds the first `device_blocks`, or what to wait for before it
+        is looked up again. Changes nothing."""
         bodies = [level.body for level in self.levels if level.body.health.reads]
         plan = look_up(
             pieces,
@@ -175,7 +114,13 @@ class BlockManager:
         def lately_failed(tier: Tier, run: BlockRun) -> int | None:
             return self._body(tier).negative.first_in(run, now_s)
 
-        return without(plan, lately_failed) if plan.runs else plan
+        if plan.runs:
+            plan = without(plan, lately_failed)
+        if self._moving and may_wait and plan.end < usable and goes_on(plan.misses):
+            landings = self._landings()
+            more = continued(pieces, plan.end, usable, landings, [(body.tier, body.store) for body in bodies])
+            plan = replace(plan, awaits=worth_waiting(plan.runs, more, self.rule, costs, now_s))
+        return plan
 
     def alone_s(self, runs: Sequence[TierRun]) -> float:
         """How long it takes to load these runs, side by side, when nothing else moves."""
@@ -209,11 +154,11 @@ class BlockManager:
         """
         good = 0
         whole = True
-        for run, holds, store in zip(load.plan.runs, load._holds, load._stores, strict=True):
+        for run, holds, store in zip(load.plan.runs, load.holds, load.stores, strict=True):
             body = self._body(run.tier)
             bad = [part for part in failed if any(part.branch is hold.stretch.branch for hold in holds)]
             if whole:
-                came = 0 if store is not body.store else _before_first(holds, bad)
+                came = 0 if store is not body.store else before_first(holds, bad)
                 good += came
                 whole = came == run.hi - run.lo
                 if not whole:
@@ -229,7 +174,7 @@ class BlockManager:
 
     def dropped(self, load: Onboard) -> None:
         """Nobody wants a load any more."""
-        for store, holds in zip(load._stores, load._holds, strict=True):
+        for store, holds in zip(load.stores, load.holds, strict=True):
             store.release(holds)
         self._loads -= 1
 
@@ -250,9 +195,10 @@ class BlockManager:
 
     def moved(self, batch_id: int, now_s: float, *, ok: bool = True, is_tiers_fault: bool = True) -> None:
         """A batch has been moved, or has come to nothing; `is_tiers_fault`: for want of a tier that takes it."""
-        at, parts, lot, store, source = self._moving.pop(batch_id)
+        at, parts, lot, store, source, landing = self._moving.pop(batch_id)
         level = self.levels[at]
         body = level.body
+        landing.is_over = True
         for part in parts:
             body.underway.remove(*part.run)
         if ok and store is body.store and not body.refuses:
@@ -274,6 +220,8 @@ class BlockManager:
         """A tier is gone with all that it held; what comes up from it fails, what goes down to it too."""
         body = self._body(tier)
         if body.health.state is not Health.DOWN:
+            for landing in self._landings():
+                landing.is_over |= landing.tier is tier
             body.lose()
             self._orders.append(ClearKv(tier=body.shown_tier))
 
@@ -317,6 +265,11 @@ class BlockManager:
 
     def _level(self, tier: Tier) -> Level:
         return next(level for level in self.levels if level.body.tier is tier)
+
+    def _landings(self) -> list[Landing]:
+        """Stores that are running into tiers which will still be there; the fastest tier first."""
+        moving = sorted(self._moving.values(), key=lambda moving: moving.level)
+        return [each.landing for each in moving if each.store is self.levels[each.level].body.store]
 
     def _used(self, branch: Branch, lo: int, hi: int, now_s: float) -> None:
         if self._sketch is not None:
@@ -382,7 +335,7 @@ class BlockManager:
                 )
             )
 
-    def _commit(self, at: int, batch: Batch, now_s: float) -> _Moving | None:
+    def _commit(self, at: int, batch: Batch, now_s: float) -> Moving | None:
         """The commit point of a batch: sources that are still there are pinned, room is taken, or nothing happens."""
         level = self.levels[at]
         body = level.body
@@ -391,8 +344,8 @@ class BlockManager:
         blocks = sum(part.run.hi - part.run.lo for part in parts)
         room = self._room(at, blocks, now_s)
         if room < blocks:
-            kept = _first_blocks(parts, room)
-            for part in _rest(parts, kept):
+            kept = first_blocks(parts, room)
+            for part in rest(parts, kept):
                 body.underway.remove(*part.run)
             level.counts.dropped += blocks - room
             parts, blocks = kept, room
@@ -402,9 +355,10 @@ class BlockManager:
                 pinned.store.release(pinned.holds)
             return None
         body.store.advance(lot, Cause.LOAD)
-        return _Moving(at, tuple(parts), lot, body.store, pinned)
+        landing = Landing(body.tier, tuple(part.run for part in parts), now_s + body.spec.alone_s(blocks))
+        return Moving(at, tuple(parts), lot, body.store, pinned, landing)
 
-    def _pinned(self, at: int, batch: Batch) -> _Pinned:
+    def _pinned(self, at: int, batch: Batch) -> Pinned:
         """What of a batch can still be copied: what was set aside, and what is still in the tier above. Looked up by
         content, so that blocks which left and came back elsewhere are found there."""
         level = self.levels[at]
@@ -418,11 +372,11 @@ class BlockManager:
             for a, b in gone:
                 level.body.underway.remove(branch, a, b)
                 level.counts.skipped += b - a
-            for a, b in _between(lo, hi, gone):
+            for a, b in between(lo, hi, gone):
                 parts.append(part._replace(run=BlockRun(branch, a, b)))
                 if above is not None and not part.staged:
                     holds += above.upgrade(above.find(branch, a, b))
-        return _Pinned(parts, holds, above)
+        return Pinned(parts, holds, above)
 
     def _room(self, at: int, blocks: int, now_s: float) -> int:
         """Make room for `blocks` in the tier of level `at`; returns for how many there is."""
@@ -473,44 +427,3 @@ class BlockManager:
         shared = tuple(run for run in runs if run.branch.shareable)
         if shared:
             self._orders.append(PublishKv(change=Change(is_store, body.shown_tier, shared)))
-
-
-def _between(lo: int, hi: int, gaps: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The parts of [lo, hi) outside of ascending `gaps`."""
-    found = []
-    for a, b in [*gaps, (hi, hi)]:
-        if lo < a:
-            found.append((lo, a))
-        lo = b
-    return found
-
-
-def _before_first(holds: Sequence[Hold], bad: Sequence[BlockRun]) -> int:
-    """Blocks before the first bad one."""
-    good = 0
-    for stretch, lo, hi in holds:
-        first = [max(b.lo, lo) for b in bad if b.branch is stretch.branch and b.lo < hi and lo < b.hi]
-        if first:
-            return good + min(first) - lo
-        good += hi - lo
-    return good
-
-
-def _first_blocks(parts: Sequence[Waiting], blocks: int) -> list[Waiting]:
-    kept = []
-    for part in parts:
-        branch, lo, hi = part.run
-        if blocks <= 0:
-            break
-        kept.append(part._replace(run=BlockRun(branch, lo, min(hi, lo + blocks))))
-        blocks -= hi - lo
-    return kept
-
-
-def _rest(parts: Sequence[Waiting], kept: Sequence[Waiting]) -> list[Waiting]:
-    """What of `parts` is not in the first of them, which were kept."""
-    rest = list(parts[len(kept) :])
-    if kept and kept[-1].run.hi < parts[len(kept) - 1].run.hi:
-        cut = parts[len(kept) - 1]
-        rest.insert(0, cut._replace(run=BlockRun(cut.run.branch, kept[-1].run.hi, cut.run.hi)))
-    return rest

@@ -164,6 +164,47 @@ def test_a_request_whose_blocks_are_on_their_way_waits_for_them_and_they_move_on
     assert (first, second) == (1002, 1004), "half a second a block, then two tokens each"
 
 
+SLOW_STORE = (*TIER, "workers.kvbm.cpu_gb_per_s=0.016777216")
+"""Half a second a block, each way."""
+
+
+def returns_early(tmp_path: Path) -> Path:
+    """A, then B which pushes it down: a batch that begins at 1010 ms and has landed at 2010. A again at 1500."""
+    return rows(tmp_path, (0, 130, [1, 2, 3], 1), (1000, 130, [11, 12, 13], 1), (1500, 130, [1, 2, 3], 1))
+
+
+@pytest.mark.parametrize("leap", [True, False])
+def test_a_load_waits_for_a_running_store_of_its_blocks(leap: bool, tmp_path: Path) -> None:
+    run = toy(returns_early(tmp_path), tmp_path / "run", *SLOW_STORE, key_tokens=64, leap=leap)
+    assert run.ms("ttft_s") == [130, 130, 510 + 1000 + 2]
+    assert hits(run) == {"lookups": 6, "g2": 2, "miss_absent": 4}
+    assert run.report.meta.kvbm["edges"]["g2"]["loaded"] == 2
+
+
+def test_who_compares_times_computes_what_a_running_store_brings_too_late(tmp_path: Path) -> None:
+    for rule in ("faster", "deadline"):
+        sets = (*SLOW_STORE, f"workers.kvbm.onboard={rule}")
+        sets += ("workers.kvbm.onboard_deadline_s=1.4",) if rule == "deadline" else ()
+        run = toy(returns_early(tmp_path), tmp_path / rule, *sets, key_tokens=64)
+        assert run.ms("ttft_s") == [130, 130, 130], "510 ms until it has landed, and a second to load"
+        assert hits(run) == {"lookups": 6, "miss_absent": 6}
+    sets = (*SLOW_STORE, "workers.kvbm.onboard=deadline", "workers.kvbm.onboard_deadline_s=1.6")
+    assert toy(returns_early(tmp_path), tmp_path / "in_time", *sets, key_tokens=64).ms("ttft_s")[2] == 1512
+
+
+def test_a_store_that_fails_or_hangs_is_not_waited_for_any_longer(tmp_path: Path) -> None:
+    lost = faults(tmp_path, 'kind = "tier_down"\ntier = "g2"\nat_ms = 1700')
+    run = toy(returns_early(tmp_path), tmp_path / "lost", *SLOW_STORE, lost, key_tokens=64)
+    assert run.ms("ttft_s") == [130, 130, 200 + 130]
+    refused = faults(tmp_path, 'kind = "tier_full"\ntier = "g2"\nat_ms = 1700')
+    run = toy(returns_early(tmp_path), tmp_path / "refused", *SLOW_STORE, refused, key_tokens=64)
+    assert run.ms("ttft_s") == [130, 130, 510 + 130]
+    hung = faults(tmp_path, 'kind = "link_down"\nlink = "kvbm-cpu:pool-0"\nat_ms = 1700')
+    run = toy(returns_early(tmp_path), tmp_path / "hung", *SLOW_STORE, hung, key_tokens=64)
+    assert run.ms("ttft_s") == [130, 130, 10_000 + 130]
+    assert hits(run) == {"lookups": 6, "miss_absent": 6}
+
+
 def test_groups_that_a_block_manager_cannot_serve_are_refused_by_name(tmp_path: Path) -> None:
     for change, why in (
         ("workers.engine.kind=sglang", "the engine is sglang"),

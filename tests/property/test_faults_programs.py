@@ -40,7 +40,7 @@ from twin.mocker.clock import Clock, Order
 from twin.mocker.demand import Row
 from twin.mocker.links import Network
 from twin.mocker.sinks import MemorySinks
-from twin.mocker.tiers import TierPlan
+from twin.mocker.tierplan import TierPlan
 from twin.mocker.worker import MockWorker
 from twin.mocker.world import MockWorld, Observation, WorkerSpec
 from twin.perf.fixed import FixedLatency

@@ -17,7 +17,7 @@ from test_kvbm_world import BLOCK_BYTES, LINKS, returning, tiers, tight
 from policies.cluster.ids import Tier
 from policies.kvbm.look_up import Rule
 from twin.mocker.demand import Row
-from twin.mocker.tiers import TierPlan
+from twin.mocker.tierplan import TierPlan
 from twin.mocker.world import MockWorld
 
 
@@ -65,6 +65,7 @@ def busy(draw: st.DrawFn) -> tuple[list[Row], dict, list[TierPlan], list[Blow]]:
         keys = [100 * (n // 2 % 3) + i for i in range(5)]
         rows.append(trace_row(n, n * 0.035, 5 * KEY_TOKENS, draw(st.integers(1, 4)), keys))
     options = {"block_size": size, "blocks": 6 * KEY_TOKENS // size, "max_num_seqs": draw(st.sampled_from([1, 2]))}
+    trigger = draw(st.sampled_from(["on_complete", "on_evict", "on_evict"]))  # with the latter, loads meet stores
     plans = [
         replace(
             plan,
@@ -74,7 +75,7 @@ def busy(draw: st.DrawFn) -> tuple[list[Row], dict, list[TierPlan], list[Blow]]:
                     level,
                     spec=replace(level.spec, capacity_bytes=200 * BLOCK_BYTES, latency_s=0.02),
                     offload="presence",
-                    trigger="on_complete",
+                    trigger=trigger,
                 )
                 for level in plan.levels
             ),

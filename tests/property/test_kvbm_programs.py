@@ -14,7 +14,7 @@ from policies.kvbm.build import EVICTIONS, OFFLOADS, KvSettings, build_eviction,
 from policies.kvbm.lane import BatchRules
 from policies.kvbm.level import TRIGGERS, WHEN_FULL, Level
 from policies.kvbm.lifecycle import BlockState
-from policies.kvbm.manager import Offload, Onboard, PublishKv
+from policies.kvbm.orders import Offload, Onboard, PublishKv
 from policies.kvbm.sketch import Sketch
 from policies.kvbm.spans import Spans
 

@@ -20,7 +20,7 @@ from policies.router.build import build
 from policies.router.kv import Kv
 from twin.engine.tiered import TieredEngine
 from twin.mocker.demand import Row
-from twin.mocker.tiers import LevelPlan, TierPlan
+from twin.mocker.tierplan import LevelPlan, TierPlan
 from twin.perf.fixed import FixedLatency
 from twin.perf.links import FAIR, FIFO, Link
 
@@ -142,6 +142,7 @@ def test_leaping_changes_nothing_and_every_request_ends(demand: tuple[list[Row],
         assert isinstance(worker.engine, TieredEngine)
         assert not worker.engine._loads, "a load was begun and never taken up"
         assert not worker.engine._plans
+        assert not worker.engine._hasty
         assert not worker.engine._coming.blocks
         assert worker.engine.manager.idle, "everything that was to move has moved"
         for level in worker.engine.manager.levels:

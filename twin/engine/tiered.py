@@ -14,8 +14,10 @@ from dataclasses import replace
 from policies.cluster.blocks import Branch
 from policies.cluster.ids import Tier
 from policies.kvbm.accounting import HitCount, Looked
+from policies.kvbm.landing import Landing
 from policies.kvbm.look_up import Costs, Miss, Plan
-from policies.kvbm.manager import BlockManager, Onboard
+from policies.kvbm.manager import BlockManager
+from policies.kvbm.orders import Onboard
 from policies.kvbm.spans import Spans
 from twin.engine.core import EngineParts
 from twin.engine.offload import HostLoad, OffloadEngine
@@ -47,6 +49,19 @@ class TierLoad(HostLoad):
         return ((part.stretch.branch, part.lo, part.hi) for run in self.onboard.plan.runs for part in run.found)
 
 
+class StoreWait(HostLoad):
+    """A request that waits for running stores to land. `is_late`: it has waited long enough, and waits for none again.
+    `parked` are requests that wait for the same ones."""
+
+    __slots__ = ("is_late", "landings", "parked")
+
+    def __init__(self, seq: Sequence, landings: tuple[Landing, ...]) -> None:
+        super().__init__(seq, [], 0, 0)
+        self.landings = landings
+        self.is_late = False
+        self.parked: list[Sequence] = []
+
+
 class TieredEngine(OffloadEngine):
     """`attach` gives it its block manager before the first step. `hits` counts look-ups at first admissions."""
 
@@ -58,6 +73,7 @@ class TieredEngine(OffloadEngine):
         self._now_s = 0.0
         self._fresh: list[tuple[Branch, int, int]] = []  # complete on the device when the step is over
         self._coming = Spans()
+        self._hasty: set[Sequence] = set()  # who waits for no running store any more
         self._looked: tuple[Sequence, Plan] | None = None
         self._plans: dict[Sequence, tuple[Plan, int]] = {}  # of those that were loaded: what was to come, what came
 
@@ -112,6 +128,9 @@ class TieredEngine(OffloadEngine):
         load = self._loads.pop(seq, None)
         if load is None:
             return  # cancelled meanwhile
+        if isinstance(load, StoreWait):
+            self._waited(load)
+            return
         assert isinstance(load, TierLoad)
         self._arrived(load)
         self._plans[seq] = load.onboard.plan, load.good
@@ -124,19 +143,30 @@ class TieredEngine(OffloadEngine):
         self._unpark(load, 1)
         self._blocked = False
 
+    def _waited(self, wait: StoreWait) -> None:
+        """What a request waited for has landed, or will not: it is first in line, and looked up again."""
+        if wait.is_late:
+            self._hasty.add(wait.seq)
+        wait.seq.phase = Phase.WAITING
+        self.waiting.appendleft(wait.seq)
+        self._unpark(wait, 1)
+        self._blocked = False
+
     def cancel(self, seq: Sequence) -> None:
         self._plans.pop(seq, None)
+        self._hasty.discard(seq)
         if seq.phase is Phase.LOADING:
             load = self._loads.get(seq)
             if load is None:  # parked
                 for other in self._loads.values():
-                    assert isinstance(other, TierLoad)
+                    assert isinstance(other, TierLoad | StoreWait)
                     if seq in other.parked:
                         other.parked.remove(seq)
                 seq.phase = Phase.DONE
                 return
-            assert isinstance(load, TierLoad)
-            self._arrived(load)
+            assert isinstance(load, TierLoad | StoreWait)
+            if isinstance(load, TierLoad):
+                self._arrived(load)
             super().cancel(seq)
             self._unpark(load, 0)
         else:
@@ -153,7 +183,7 @@ class TieredEngine(OffloadEngine):
         for run in load.runs():
             self._coming.remove(*run)
 
-    def _unpark(self, load: TierLoad, at: int) -> None:
+    def _unpark(self, load: TierLoad | StoreWait, at: int) -> None:
         """Those who wait for the same blocks look again, in the order in which they came."""
         for seq in reversed(load.parked):
             seq.phase = Phase.WAITING
@@ -170,16 +200,19 @@ class TieredEngine(OffloadEngine):
             seq = waiting[0]
             match = self.ledger.prefix(seq)
             plan = self._look_up(seq, match)
-            if not plan.runs or not self.ledger.fits(seq, match):
+            if not (plan.runs or plan.awaits) or not self.ledger.fits(seq, match):
                 break
             begun = True
             waiting.popleft()
             seq.phase = Phase.LOADING
-            other = self._brings(plan)
+            other = self._brings(plan) or self._awaits(plan)
             if other is not None:
                 other.parked.append(seq)
-                continue
-            self._begin(seq, match, plan)
+            elif plan.awaits:
+                wait = self._loads[seq] = StoreWait(seq, plan.awaits)
+                self.pending_loads.append(wait)
+            else:
+                self._begin(seq, match, plan)
         return begun
 
     def _begin(self, seq: Sequence, match: Match, plan: Plan) -> None:
@@ -199,10 +232,18 @@ class TieredEngine(OffloadEngine):
         if not any(self._coming.common(*part) for part in parts):
             return None
         for load in self._loads.values():
-            assert isinstance(load, TierLoad)
+            if not isinstance(load, TierLoad):
+                continue
             for branch, lo, hi in load.runs():
                 if any(other is branch and a < hi and lo < b for other, a, b in parts):
                     return load
+        return None
+
+    def _awaits(self, plan: Plan) -> StoreWait | None:
+        """Whoever waits already for a store that a plan is to wait for."""
+        for load in self._loads.values() if plan.awaits else ():
+            if isinstance(load, StoreWait) and not set(load.landings).isdisjoint(plan.awaits):
+                return load
         return None
 
     def _look_up(self, seq: Sequence, match: Match) -> Plan:
@@ -215,6 +256,7 @@ class TieredEngine(OffloadEngine):
             device_blocks=match.blocks,
             now_s=self._now_s,
             costs=Costs(self.manager.alone_s, self._compute_s),
+            may_wait=seq not in self._hasty,
         )
         self._looked = seq, plan
         return plan
@@ -240,11 +282,18 @@ class TieredEngine(OffloadEngine):
         match = super()._admissible(seq, left)
         if match is None or seq.phase is Phase.LOADED:
             return match
-        return None if self._look_up(seq, match).runs else match  # what lies below comes up first
+        plan = self._look_up(seq, match)
+        return None if plan.runs or plan.awaits else match  # what lies below comes up first
+
+    def _plan_stuck(self, step: StepPlan) -> StepPlan | None:
+        if self._loads and not any(seq.phase is Phase.LOADED for seq in self.waiting):
+            return None  # whoever waits for a store holds no blocks, and goes on when that is over
+        return super()._plan_stuck(step)
 
     def _start(self, seq: Sequence, now_s: float, hit_tokens: int) -> None:
         first = seq.admit_s is None
         super()._start(seq, now_s, hit_tokens)
+        self._hasty.discard(seq)
         plan, good = self._plans.pop(seq, (None, 0))
         if plan is None:
             looked = self._looked

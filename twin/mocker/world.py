@@ -74,7 +74,8 @@ if TYPE_CHECKING:
     from twin.mocker.hostlanes import HostLane
     from twin.mocker.links import Network
     from twin.mocker.routersync import RouterSync, SyncPlan
-    from twin.mocker.tiers import TierPlan, Tiers
+    from twin.mocker.tierplan import TierPlan
+    from twin.mocker.tiers import Tiers
 
 _FIRST, _ARRIVAL, _TIMER, _READY = map(int, (Order.FAULT, Order.ARRIVAL, Order.TIMER, Order.WORKER_READY))
 

@@ -8,7 +8,7 @@ from kvbm_builders import Bench, Chains, level
 from policies.cluster.ids import Tier, WorkerId
 from policies.errors import ConfigError
 from policies.kvbm.consolidate import Change, Consolidator
-from policies.kvbm.manager import ClearKv
+from policies.kvbm.orders import ClearKv
 from policies.kvbm.registry import Location, Registry
 
 G1, G2, G3, G4 = Tier

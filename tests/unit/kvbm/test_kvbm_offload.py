@@ -11,8 +11,8 @@ from policies.errors import ConfigError
 from policies.kvbm.build import KvSettings, build_offload
 from policies.kvbm.consolidate import Change
 from policies.kvbm.lane import BatchRules, Lane
-from policies.kvbm.manager import PublishKv
 from policies.kvbm.offload import Candidate, FrequencyFilter, TenantQuota
+from policies.kvbm.orders import PublishKv
 from policies.kvbm.sketch import Sketch, chain_of
 
 G2, G3 = Tier.G2_HOST, Tier.G3_DISK

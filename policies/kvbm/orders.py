@@ -1,0 +1,61 @@
+"""What a block manager wants done, and what it has begun: batches down, loads up, news for others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from policies.cluster.ids import Tier
+from policies.kvbm.consolidate import Change
+from policies.kvbm.look_up import Plan
+from policies.kvbm.store import Hold, TierStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offload:
+    """Move the blocks of a batch from one tier to the next; ends with `moved`. They may not be touched meanwhile."""
+
+    batch_id: int
+    source: Tier
+    target: Tier
+    blocks: int
+    bytes: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishKv:
+    """Tell whoever listens that a tier holds these blocks now, or no longer."""
+
+    change: Change
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClearKv:
+    """Tell whoever listens that a tier has lost everything."""
+
+    tier: Tier
+
+
+Order: TypeAlias = Offload | PublishKv | ClearKv
+
+
+class Leg(NamedTuple):
+    """What one tier sends up for a request."""
+
+    tier: Tier
+    blocks: int
+    bytes: int
+
+
+class Onboard:
+    """Blocks on their way up to the device for one request: `legs` side by side. Ends with `loaded` or `dropped`; until
+    then `holds`, by leg, keep their sources in their `stores`."""
+
+    __slots__ = ("holds", "legs", "plan", "stores")
+
+    def __init__(self, plan: Plan, legs: tuple[Leg, ...], holds: list[list[Hold]], stores: list[TierStore]) -> None:
+        self.plan = plan
+        self.legs = legs
+        self.holds = holds
+        self.stores = stores

@@ -1,0 +1,45 @@
+"""What the tiers of a run did, as plain values for its report. It adds up and changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from policies.kvbm.accounting import HitCount
+from policies.kvbm.manager import BlockManager
+from policies.kvbm.spread import Spread
+
+
+def figures(hits: Sequence[HitCount], managers: Sequence[BlockManager]) -> dict[str, Any]:
+    """Sums over workers, as plain values."""
+    found: dict[str, int] = {"lookups": 0}
+    for each in hits:
+        found["lookups"] += each.lookups
+        for tier, blocks in each.hits.items():
+            found[tier.value] = found.get(tier.value, 0) + blocks
+        for why, blocks in each.misses.items():
+            found[f"miss_{why.value}"] = found.get(f"miss_{why.value}", 0) + blocks
+        for name in ("prompt_tokens", "cached_tokens", "reused_tokens", "recomputed_tokens"):
+            found[name] = found.get(name, 0) + getattr(each, name)
+    edges: dict[str, dict[str, int]] = {}
+    for manager in managers:
+        for level in manager.levels:
+            edge = edges.setdefault(level.body.tier.value, {})
+            done = asdict(level.counts)
+            size = level.body.spec.block_bytes
+            done |= {"stored_bytes": level.counts.stored * size, "loaded_bytes": level.counts.loaded * size}
+            for name, count in done.items():
+                edge[name] = edge.get(name, 0) + count
+    spreads = {
+        name: _spread([getattr(manager, name) for manager in managers])
+        for name in ("age_at_hit", "age_at_evict", "reuse_at_evict")
+    }
+    return {"hits": found, "edges": edges, "spreads": spreads}
+
+
+def _spread(parts: Sequence[Spread]) -> dict[str, Any]:
+    blocks = sum(part.blocks for part in parts)
+    total = sum(part.total for part in parts)
+    counts = [sum(column) for column in zip(*(part.counts for part in parts), strict=True)]
+    return {"blocks": blocks, "mean": total / blocks if blocks else None, "counts": counts}

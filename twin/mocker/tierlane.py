@@ -1,0 +1,159 @@
+"""The tiers of one simulated worker: its block manager, the batches that go down over links, what faults do to it.
+
+The manager decides, this carries out; what comes up is in `tierloads`. It calls the manager with the run's time, and
+comes back when the manager wants to be seen to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from policies.cluster.ids import Tier, WorkerId
+from policies.kvbm.build import KvSettings, build_offload
+from policies.kvbm.level import Level
+from policies.kvbm.look_up import Lacking
+from policies.kvbm.manager import BlockManager
+from policies.kvbm.orders import Offload, PublishKv
+from policies.kvbm.sketch import Sketch
+from policies.kvbm.store import UNLIMITED_BLOCKS
+from twin.engine.offload import HostLoad
+from twin.engine.ticks import instant
+from twin.engine.tiered import StoreWait, TieredEngine, TierLoad
+from twin.mocker.clock import Order
+from twin.mocker.links import Transfer, side_by_side
+from twin.mocker.tierloads import Landings, Loading, Loads
+from twin.perf.cargo import TIER_STORES
+
+if TYPE_CHECKING:
+    from twin.mocker.tierplan import TierPlan
+    from twin.mocker.tiers import Tiers
+
+_SKETCH_BLOCKS = 1 << 20
+"""A sketch is never made for more: 64 MiB of counters."""
+
+
+class TierLane:
+    """What crosses the links for one worker: loads that its engine begins, batches that its manager sends down."""
+
+    def __init__(self, tiers: Tiers, worker_id: WorkerId, plan: TierPlan, engine: TieredEngine) -> None:
+        self._tiers = tiers
+        self._worker_id = worker_id
+        self._plan = plan
+        self._by_tier = {level.spec.tier: level for level in plan.levels}
+        self._moving: dict[int, Transfer] = {}
+        self._armed_s: float | None = None
+        self.closed = False
+        self.engine = engine
+        self.manager = engine.attach(self._make)
+        self.loads = Loads(tiers, self.manager, self._by_tier, self.attend)
+
+    def _make(self, lacking: Lacking) -> BlockManager:
+        plan = self._plan
+        made: list[Sketch] = []
+
+        def sketch() -> Sketch:
+            if not made:
+                blocks = [level.spec.capacity_blocks for level in plan.levels]
+                limited = [n for n in blocks if n != UNLIMITED_BLOCKS]
+                made.append(Sketch(min(sum(limited) + self.engine.settings.blocks, _SKETCH_BLOCKS)))
+            return made[0]
+
+        settings = KvSettings(sketch=sketch, min_lfu_count=plan.min_lfu_count, decay_s=plan.decay_s)
+        levels = [
+            Level(
+                self._tiers.body(level, settings, plan.plugins),
+                build_offload(level.offload, settings, plan.plugins),
+                trigger=level.trigger,
+                when_full=level.when_full,
+                batches=plan.batches,
+            )
+            for level in plan.levels
+        ]
+        return BlockManager(levels, lacking, rule=plan.rule, sketch=made[0] if made else None)
+
+    def load(self, load: HostLoad, on_done: Callable[[], None]) -> Loading | Landings:
+        """Bring the blocks of a load up; `on_done` is called when all of them have come, or none will any more. Or wait
+        for stores that are running."""
+        if isinstance(load, StoreWait):
+            return self.loads.wait(load, on_done)
+        assert isinstance(load, TierLoad)
+        return self.loads.begin(load, on_done)
+
+    # ------------------------------------------------------------ down
+
+    def attend(self) -> None:
+        """See to what the manager wants now, and come back when it wants to be seen to."""
+        if self.closed:
+            return
+        now_s = self._tiers.clock.now
+        for order in self.manager.poll(now_s):
+            if isinstance(order, Offload):
+                level = self._by_tier[order.target]
+                self._moving[order.batch_id] = self._tiers.network.start_all(
+                    side_by_side(level.down, order.bytes),
+                    setup_s=level.spec.latency_s,
+                    on_done=partial(self._moved, order.batch_id),
+                    cargo=TIER_STORES,
+                )
+            elif isinstance(order, PublishKv):
+                self._tiers.listener.tier_changed(self._worker_id, order.change)
+            else:
+                self._tiers.listener.tier_cleared(self._worker_id, order.tier)
+        due_s = self.manager.due_s
+        if due_s is not None and (self._armed_s is None or due_s < self._armed_s):
+            self._arm(due_s)
+
+    def _arm(self, due_s: float) -> None:
+        at_s = instant(due_s)
+        if at_s < due_s:
+            at_s = instant(due_s + 1e-9)
+        self._armed_s = due_s
+        self._tiers.clock.call(max(at_s, self._tiers.clock.now), int(Order.COMMAND), partial(self._on_timer, due_s))
+
+    def _on_timer(self, due_s: float) -> None:
+        if self._armed_s == due_s:
+            self._armed_s = None
+        self.attend()
+
+    def _moved(self, batch_id: int) -> None:
+        del self._moving[batch_id]
+        self.manager.moved(batch_id, self._tiers.clock.now)
+        self.attend()
+        self.loads.landed()
+
+    # ------------------------------------------------------------ faults
+
+    def close(self) -> None:
+        """The worker is gone, and what was only its own with it."""
+        if self.closed:
+            return
+        self.closed = True
+        for transfer in self._moving.values():
+            transfer.cancel()
+        self.loads.close()
+        self.manager.close(self._tiers.clock.now)
+
+    def break_tier(self, tier: Tier, how: str, rate: float | None) -> None:
+        """A tier vanishes (tier_down), takes no writes (tier_full), or hands out a share of damaged blocks."""
+        if how == "tier_full":
+            self.manager.refuse(tier, True)
+        elif how == "tier_corrupt":
+            self.loads.bad_rate[tier] = rate or 0.0
+        else:
+            self.manager.lost(tier)
+            self.loads.lose(tier)
+            self.attend()
+
+    def mend_tier(self, tier: Tier, how: str) -> None:
+        """It is over; a tier that was down is empty."""
+        if how == "tier_full":
+            self.manager.refuse(tier, False)
+        elif how == "tier_corrupt":
+            self.loads.bad_rate.pop(tier, None)
+        else:
+            self.manager.restored(tier)
+
+    def has(self, tier: Tier) -> bool:
+        return tier in self._by_tier

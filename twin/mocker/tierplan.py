@@ -1,0 +1,44 @@
+"""What a simulated worker is to have below its device: sizes, policies by name, and the lanes that blocks cross.
+
+Plain values that a configuration or a test makes; nothing here runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from policies.kvbm.build import NO_PLUGINS, KvSettings
+from policies.kvbm.lane import BatchRules
+from policies.kvbm.look_up import Rule
+from policies.kvbm.tiers import TierSpec
+
+Lanes = tuple[tuple[str, ...], ...]
+"""By rank, the lanes that its share of the bytes crosses."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LevelPlan:
+    """One tier of one worker: sizes, policies by name, and the lanes that blocks cross. `hops` are the ways up, one
+    after another; a shared tier is the same one for all whose plan has that `shared_key`."""
+
+    spec: TierSpec
+    offload: str
+    trigger: str
+    eviction: str
+    when_full: str
+    down: Lanes
+    hops: tuple[Lanes, ...]
+    shared_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierPlan:
+    """The tiers below one worker's device, fastest first."""
+
+    levels: tuple[LevelPlan, ...]
+    rule: Rule
+    batches: BatchRules
+    min_lfu_count: int
+    decay_s: float
+    plugins: Mapping[str, Callable[[KvSettings], object]] = field(default_factory=lambda: NO_PLUGINS)
