@@ -131,6 +131,11 @@ class MockWorker:
         if self._plan is None and not self.hung and is_pending(self._idle):
             self._clock.put(self._idle, self._clock.now, self._step_start)
 
+    def attend(self) -> None:
+        """Blocks have made room between its steps: what is to become of them is seen to at this instant."""
+        if self._lane is not None:
+            self.nudge()
+
     def cut(self) -> None:
         """Let a leap end with the step that is under way now."""
         plan = self._plan
