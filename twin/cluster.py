@@ -284,16 +284,14 @@ def _check_tiers(group: WorkerGroup, *, peer: bool) -> None:
     reasons = {
         f"the engine is {engine.kind}": engine.kind != "vllm",
         f"it has {group.dp} ranks": group.dp > 1,
-        "it has draft tokens (nextn)": engine.nextn > 0,
         "prefix caching is off": not engine.prefix_caching,
         "it has a plain host tier (host_blocks)": engine.host_blocks is not None,
-        "it limits the adapters of a batch (max_loras)": engine.max_loras is not None,
     }
     for reason, holds in reasons.items():
         if holds:
             raise CapabilityError(
                 f"workers.{group.name}.kvbm: {reason}; a block manager is there for vllm engines with prefix "
-                "caching, one rank, and none of draft tokens, host_blocks and max_loras"
+                "caching, one rank and no host_blocks"
             )
     if peer and group.role != "mixed":
         raise CapabilityError(

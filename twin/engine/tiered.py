@@ -21,7 +21,7 @@ from policies.kvbm.manager import BlockManager
 from policies.kvbm.orders import Onboard
 from policies.kvbm.spans import Spans
 from twin.engine.core import EngineParts
-from twin.engine.offload import HostLoad, OffloadEngine
+from twin.engine.loading import HostLoad, LoadingEngine
 from twin.engine.plan import Outcome, StepPlan
 from twin.engine.pool import Match
 from twin.engine.sequence import Phase, Sequence
@@ -63,7 +63,7 @@ class StoreWait(HostLoad):
         self.parked: list[Sequence] = []
 
 
-class TieredEngine(OffloadEngine):
+class TieredEngine(LoadingEngine):
     """`attach` gives it its block manager before the first step. `hits` counts look-ups at first admissions.
 
     A leg whose prompt comes by hand-off looks nothing up here: its blocks were looked up where they were computed, and
@@ -199,7 +199,7 @@ class TieredEngine(OffloadEngine):
             super().cancel(seq)
 
     def audit(self) -> None:
-        self.pool.audit()
+        super().audit()
         self.manager.audit()
 
     def _unpin(self, load: HostLoad) -> None:
@@ -220,9 +220,8 @@ class TieredEngine(OffloadEngine):
         """Take the heads of waiting whose prefix goes on below out of the queue, as long as they fit; whether there
         were any."""
         waiting = self.waiting
-        slots = self.settings.max_num_seqs - len(self.running)
         begun = False
-        while waiting and waiting[0].phase is Phase.WAITING and len(self._loads) < slots:
+        while waiting and self._may_load(waiting[0]):
             seq = waiting[0]
             match = self.ledger.prefix(seq)
             plan = self._look_up(seq, match)
@@ -278,7 +277,7 @@ class TieredEngine(OffloadEngine):
         plan = self.manager.look_up(
             seq.pieces(size),
             blocks=length // size,
-            usable=max(0, length - 1) // size,
+            usable=self.ledger.usable(seq),
             device_blocks=match.blocks,
             now_s=self._now_s,
             costs=Costs(self.manager.alone_s, self._compute_s),

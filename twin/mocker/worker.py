@@ -22,7 +22,7 @@ from twin.mocker.clock import Clock, Order, is_pending
 from twin.perf.protocol import LatencyModel
 
 if TYPE_CHECKING:
-    from twin.engine.offload import HostLoad
+    from twin.engine.loading import HostLoad
     from twin.mocker.hostlanes import HostLane, Loading
 
 
