@@ -207,7 +207,7 @@ def _common(group: WorkerGroup, seed: int, *, peer: bool, leap: bool) -> dict[st
     if engine.host_blocks is not None:
         common["host"] = _host_tier(group)
     if group.kvbm.has_tiers:
-        _check_tiers(group)
+        _check_tiers(group, peer=peer)
         common["tiers"] = True
     if engine.max_loras is not None and not peer:
         common["max_loras"] = _max_loras(group)
@@ -278,24 +278,26 @@ def _sglang(group: WorkerGroup, sizes: dict[str, Any], *, peer: bool) -> SglangS
     )
 
 
-def _check_tiers(group: WorkerGroup) -> None:
+def _check_tiers(group: WorkerGroup, *, peer: bool) -> None:
     """Raises CapabilityError for a group that a block manager cannot serve in this version."""
     engine = group.engine
     reasons = {
         f"the engine is {engine.kind}": engine.kind != "vllm",
-        f"its role is {group.role}": group.role != "mixed",
         f"it has {group.dp} ranks": group.dp > 1,
-        "it has draft tokens (nextn)": engine.nextn > 0,
         "prefix caching is off": not engine.prefix_caching,
         "it has a plain host tier (host_blocks)": engine.host_blocks is not None,
-        "it limits the adapters of a batch (max_loras)": engine.max_loras is not None,
     }
     for reason, holds in reasons.items():
         if holds:
             raise CapabilityError(
-                f"workers.{group.name}.kvbm: {reason}; a block manager is there for vllm engines that prefill and "
-                "decode, with prefix caching, one rank, and none of draft tokens, host_blocks and max_loras"
+                f"workers.{group.name}.kvbm: {reason}; a block manager is there for vllm engines with prefix "
+                "caching, one rank and no host_blocks"
             )
+    if peer and group.role != "mixed":
+        raise CapabilityError(
+            f"workers.{group.name}.kvbm: compat = {PEER} has preempted requests of {group.role} workers wait for "
+            "others in a way that knows no tiers; leave compat out, or the tiers of this group"
+        )
 
 
 def block_bytes_of(group: WorkerGroup) -> int:

@@ -226,6 +226,11 @@ class PathConfig:
     host: str | None = _key(
         None, "links between its GPUs and host memory, like pcie", absent="a lane of its own, host_load_gb_per_s"
     )
+    store: str | None = _key(
+        None,
+        "links between its host memory and KV tiers that all workers share, like nic",
+        absent="the link of the tier alone",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from policies.errors import ConfigError
 from twin.config import LINK_KINDS, STORES, Config, WorkerGroup
-from twin.perf.cargo import CARGOES, HOST, WEIGHTS
+from twin.perf.cargo import CARGOES, HOST, STORE, WEIGHTS
 
 
 def path_of(group: WorkerGroup, use: str) -> tuple[str, ...]:
@@ -25,6 +25,9 @@ def why_idle(config: Config, group: WorkerGroup, use: str) -> str | None:
         if group.engine.host_blocks is None and not group.kvbm.has_tiers:
             return "there is no host tier: neither host_blocks nor a tier of kvbm is set"
         return None
+    if use == STORE:
+        shares = group.kvbm.remote or (group.kvbm.has_disk and group.kvbm.disk_shared)
+        return None if shares else "no tier of kvbm is shared by all workers: neither remote nor disk_shared is set"
     if use == WEIGHTS:
         return _why_no_weights(config, group)
     if not config.is_disaggregated:

@@ -114,20 +114,21 @@ def _levels(group: Group, spec: WorkerSpec) -> tuple[LevelPlan, ...]:
     size = config.block_bytes if config.block_bytes is not None else block_bytes_of(group.config)
     per_token = size / group.settings.block_size
     up: Lanes = spec.host_lanes if spec.host_lanes is not None else ((f"{CPU}:{spec.name}{RX}",),)
-    down = tuple(tuple(_other_way(lane) for lane in reversed(lanes)) for lanes in up)
+    down = _other_way(up)
     found = []
     first = True
 
     def level(
-        tier: Tier, spec: TierSpec, name: str, lanes: Lanes, hops: tuple[Lanes, ...], key: str | None
+        tier: Tier, spec: TierSpec, name: str, own_up: Lanes, hops: tuple[Lanes, ...], key: str | None
     ) -> LevelPlan:
+        own_down = _other_way(own_up)
         return LevelPlan(
             spec=spec,
             offload=getattr(config, f"{name}_offload"),
             trigger=getattr(config, f"{name}_trigger"),
             eviction=getattr(config, f"{name}_eviction"),
             when_full=config.when_full,
-            down=lanes if not first or tier is Tier.G2_HOST else _joined(down, lanes),
+            down=own_down if not first or tier is Tier.G2_HOST else _joined(down, own_down),
             hops=hops,
             shared_key=key,
         )
@@ -142,7 +143,7 @@ def _levels(group: Group, spec: WorkerSpec) -> tuple[LevelPlan, ...]:
             bytes_per_s=config.cpu_gb_per_s * GB,
             **sized,
         )
-        found.append(level(Tier.G2_HOST, host, "cpu", down, (up,), None))
+        found.append(level(Tier.G2_HOST, host, "cpu", up, (up,), None))
         first = False
     disk_bytes = _bytes(config.disk_cache_gb, config.disk_cache_tokens, per_token)
     if disk_bytes is not None:
@@ -155,6 +156,8 @@ def _levels(group: Group, spec: WorkerSpec) -> tuple[LevelPlan, ...]:
             **sized,
         )
         own: Lanes = ((_disk_name(config, spec),),)
+        if config.disk_shared:
+            own = _joined(own, spec.store_lanes or ((),))
         hops = (own, up) if config.disk_path == "bounce" else (_joined(own, up),)
         found.append(level(Tier.G3_DISK, disk, "disk", own, hops, "disk" if config.disk_shared else None))
         first = False
@@ -167,18 +170,23 @@ def _levels(group: Group, spec: WorkerSpec) -> tuple[LevelPlan, ...]:
             is_shared=True,
             **sized,
         )
-        own = ((REMOTE,),)
+        own = _joined(((REMOTE,),), spec.store_lanes or ((),))
         found.append(level(Tier.G4_REMOTE, remote, "remote", own, (_joined(own, up),), "remote"))
     return tuple(found)
 
 
 def _joined(one: Lanes, many: Lanes) -> Lanes:
-    """What the bytes of each rank cross when they cross both at once."""
+    """What the bytes of each rank cross when they cross both at once; a lane of both is crossed once."""
     wide, narrow = (many, one) if len(many) >= len(one) else (one, many)
-    return tuple((*narrow[rank % len(narrow)], *lanes) for rank, lanes in enumerate(wide))
+    return tuple(tuple(dict.fromkeys((*narrow[rank % len(narrow)], *lanes))) for rank, lanes in enumerate(wide))
 
 
-def _other_way(lane: str) -> str:
+def _other_way(lanes: Lanes) -> Lanes:
+    """The same links in the other direction."""
+    return tuple(tuple(_reversed(lane) for lane in reversed(path)) for path in lanes)
+
+
+def _reversed(lane: str) -> str:
     if lane.endswith(RX):
         return lane.removesuffix(RX) + TX
     return lane.removesuffix(TX) + RX if lane.endswith(TX) else lane

@@ -18,7 +18,7 @@ from twin.link_use import used_paths
 from twin.mocker.links import Way
 from twin.mocker.starts import WeightLoad
 from twin.mocker.world import WorkerSpec
-from twin.perf.cargo import HOST, KV, WEIGHTS
+from twin.perf.cargo import HOST, KV, STORE, WEIGHTS
 from twin.perf.coldstart import LinkedStart
 from twin.perf.hardware import Gpu
 from twin.perf.links import RX, TX, Link
@@ -90,7 +90,7 @@ def _way(
 
 
 def wired(group: Group, topology: Topology | None) -> Group:
-    """The group whose workers know what their weights, and loads from host memory, cross."""
+    """The group whose workers know what their weights cross, and KV from host memory and from tiers that all share."""
     if topology is None:
         return group
     start = startup_of(group.config)
@@ -107,7 +107,12 @@ def wired(group: Group, topology: Topology | None) -> Group:
                 warmup_s=start.warmup_s,
                 peers=peers if start.source == "peer" else None,
             )
-        return replace(spec, weights=load, host_lanes=ways[HOST].into if HOST in ways else None)
+        return replace(
+            spec,
+            weights=load,
+            host_lanes=ways[HOST].into if HOST in ways else None,
+            store_lanes=ways[STORE].into if STORE in ways else None,
+        )
 
     return replace(group, workers=tuple(with_ways(spec) for spec in group.workers))
 
@@ -151,6 +156,7 @@ _INSTEAD = {
     KV: "set disaggregation.bandwidth_gb_per_s",
     WEIGHTS: "leave that out, and the time is by the formula of cold starts",
     HOST: "leave that out, and loads have a lane of their own",
+    STORE: "leave that out, and blocks cross the link of the shared tier alone",
 }
 
 

@@ -31,7 +31,7 @@ from policies.cluster.events import (
     WorkerLost,
     WorkerUp,
 )
-from policies.cluster.ids import Leg, RequestId, Role, WorkerId
+from policies.cluster.ids import Leg, RequestId, Role, Tier, WorkerId
 from policies.cluster.state import ClusterView
 from policies.router.base import NOBODY, Router
 from policies.router.settings import RouterSettings
@@ -283,6 +283,8 @@ class Disaggregated:
     def _worker_event(self, event: WorkerEvent, view: ClusterView) -> Iterable[Action]:
         if isinstance(event, WorkerUp):
             self._roles[event.worker_id] = event.role
+        if isinstance(event, BlocksStored | BlocksRemoved | BlocksCleared) and event.tier is Tier.G4_REMOTE:
+            return self._shared_tier(event, view)
         router = self._prefill if self._roles.get(event.worker_id) is Role.PREFILL else self._decode
         orders: Iterable[Action] = router.decide(event, view) if type(event) in router.subscribes else ()
         if isinstance(event, WorkerLost):
@@ -290,6 +292,11 @@ class Disaggregated:
             self._prompt_tokens.pop(event.worker_id, None)
             self._decode_blocks.pop(event.worker_id, None)
         return orders
+
+    def _shared_tier(self, event: WorkerEvent, view: ClusterView) -> Iterable[Action]:
+        """What lies in a tier that all workers share concerns both legs, whoever reports it."""
+        self._decode.decide(event, view)
+        return self._sent_to_prefill(self._prefill.decide(event, view), view)
 
 
 def _begun(event: RequestEvent, view: ClusterView, *, anew: bool) -> RequestArrived:

@@ -173,7 +173,7 @@ class Kv(Router):
             self._up.discard(event.worker_id)
 
     def _on_blocks(self, event: BlocksStored | BlocksRemoved) -> None:
-        if event.worker_id not in self._up:
+        if event.worker_id not in self._up and event.tier is not Tier.G4_REMOTE:
             self._counts.stale_events += 1  # late news of a worker that is gone must not bring its blocks back
         elif event.tier is not Tier.G1_DEVICE:
             if isinstance(event, BlocksStored):

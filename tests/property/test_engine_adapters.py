@@ -91,8 +91,8 @@ def test_leaping_changes_nothing_under_a_limit_on_decode_workers(program: Progra
         decode=replace(program.decode, max_loras=1),
         rules=replace(program.rules, one_at_a_time=False),
     )
-    leapt, _ = carry_out(limited, leap=True)
-    stepped, _ = carry_out(limited, leap=False)
+    leapt, *_ = carry_out(limited, leap=True)
+    stepped, *_ = carry_out(limited, leap=False)
     assert leapt.requests == stepped.requests
     assert {cells[6] for cells in leapt.requests.values()} <= {"completed", "rejected", "failed"}
 
@@ -133,6 +133,6 @@ def test_a_prompt_that_came_from_elsewhere_waits_for_a_slot_too(max_loras: int, 
         shared=False,
     )
     for leap in (True, False):
-        _, ended = carry_out(program, leap=leap)
+        _, ended, _ = carry_out(program, leap=leap)
         admitted = [ended[row][0].sequence for row in range(3)]
         assert [round((seq.admit_s or 0.0) * 1e3, 6) for seq in admitted if seq is not None] == admit_ms

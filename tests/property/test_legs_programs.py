@@ -29,18 +29,29 @@ from policies.router.build import build
 from policies.router.disaggregation import Disaggregated, DisaggregationSettings, leg_settings
 from twin.config_read import load
 from twin.engine.settings import EngineSettings
-from twin.mocker.clock import Order
+from twin.mocker.clock import Clock, Order
 from twin.mocker.demand import Row
 from twin.mocker.handoff import Handoff, HandoffPlan, HandoffRules, Load, PrivateMover
 from twin.mocker.links import Network, Part
 from twin.mocker.requests import OpenRequest
 from twin.mocker.sinks import MemorySinks
+from twin.mocker.tierplan import TierPlan
 from twin.mocker.world import MockWorld, WorkerSpec
 from twin.perf.fixed import FixedLatency
 from twin.perf.links import Link
+from twin.perf.protocol import LatencyModel
 from twin.routing import router_settings
 
 LATENCY = FixedLatency(prefill_s=0.005, prefill_s_per_token=0.001, decode_s=0.01)
+
+
+@dataclass(frozen=True)
+class Below:
+    """Tiers below the device of each worker, the links that blocks cross, and what hands KV over the same links."""
+
+    plans: Sequence[TierPlan]
+    links: tuple[Link, ...]
+    mover: Callable[[Network], Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -126,11 +137,17 @@ class OneLink:
 
 
 def carry_out(
-    program: Program, *, leap: bool, acts: Sequence[tuple[float, Callable[[MockWorld], None]]] = ()
-) -> tuple[MemorySinks, dict[int, tuple[OpenRequest, Handoff | None]]]:
-    """Run a program; `acts` are things that happen to the world at instants (seconds), before all else then.
+    program: Program,
+    *,
+    leap: bool,
+    acts: Sequence[tuple[float, Callable[[MockWorld], None]]] = (),
+    below: Below | None = None,
+    latency: LatencyModel = LATENCY,
+) -> tuple[MemorySinks, dict[int, tuple[OpenRequest, Handoff | None]], MockWorld]:
+    """Run a program; `acts` are things that happen to the world at instants (seconds), before all else then, `below`
+    are tiers below the workers' devices.
 
-    Returns its record, and by row the request as it ended with its last hand-off.
+    Returns its record, by row the request as it ended with its last hand-off, and the world as it is then.
     """
     base = load(None, {"TRACE": "x", "--router": program.router, "--seed": 1})
     settings_ = router_settings(base, program.rules.block_size)
@@ -145,7 +162,11 @@ def carry_out(
         ),
     )
 
+    network = Network(Clock(), below.links) if below is not None else None
+
     def mover(clock: Any) -> Any:
+        if below is not None and below.mover is not None and network is not None:
+            return below.mover(network)
         if program.shared and program.move_s:
             return OneLink(clock, 20 / program.move_s)
         return PrivateMover(clock, bytes_per_token=0, bandwidth_bytes_per_s=None, setup_s=program.move_s)
@@ -156,7 +177,8 @@ def carry_out(
             worker_id=WorkerId(i),
             name=f"w{i}",
             settings=replace(program.prefill if i < count else program.decode, leap=leap),
-            latency=LATENCY,
+            latency=latency,
+            tiers=None if below is None else below.plans[i],
             role=Role.PREFILL if i < count else Role.DECODE,
         )
         for i in range(count + more)
@@ -171,6 +193,7 @@ def carry_out(
         router=program.router,
         key_tokens=KEY_TOKENS,
         handoff=HandoffPlan(rules=program.rules, mover=mover, decode_kv_events=program.conditional != "off"),
+        network=network,
         on_end=lambda request, status: ended.update({request.row.row: (request, request.handoff)}),
     )
     watched.world = world
@@ -179,13 +202,13 @@ def carry_out(
     world.run()
     world.audit()
     watched.rules.finish()
-    return sinks, ended
+    return sinks, ended, world
 
 
 def same_hand_offs(program: Program) -> None:
     """Leaping changes no request, no decision and no stage of a hand-off."""
-    leapt, a = carry_out(program, leap=True)
-    stepped, b = carry_out(program, leap=False)
+    leapt, a, _ = carry_out(program, leap=True)
+    stepped, b, _ = carry_out(program, leap=False)
     assert leapt.requests == stepped.requests
     assert leapt.decisions == stepped.decisions
     for row, (_, one) in a.items():
@@ -198,7 +221,7 @@ def same_hand_offs(program: Program) -> None:
 @examples(300)
 @given(programs())
 def test_every_request_ends_once_and_stages_come_in_order(program: Program) -> None:
-    sinks, ended = carry_out(program, leap=True)
+    sinks, ended, _ = carry_out(program, leap=True)
     assert sorted(ended) == [row.row for row in program.rows]
     for request, handoff in ended.values():
         status = sinks.requests[request.row.row][6]
@@ -225,7 +248,7 @@ def test_what_has_ended_is_let_go_of_without_a_collector(program: Program) -> No
     was_on = gc.isenabled()
     gc.disable()
     try:
-        _, ended = carry_out(program, leap=True)
+        _, ended, _ = carry_out(program, leap=True)
         left = [ref(request) for request, _ in ended.values()]
         ended.clear()
         assert [one() for one in left] == [None] * len(program.rows)
@@ -328,7 +351,7 @@ def test_a_prompt_that_no_decode_worker_can_hold_fails_after_its_prefill_and_lea
         move_s=0.0,
         shared=False,
     )
-    sinks, _ = carry_out(program, leap=True)
+    sinks, *_ = carry_out(program, leap=True)
     assert [row[6] for _, row in sorted(sinks.requests.items())] == ["failed", "completed"]
     assert "25 KV blocks" in str(sinks.requests[0][7])
 
@@ -346,6 +369,6 @@ def test_a_prompt_that_reaches_the_context_of_its_decode_worker_is_no_answer(ord
         move_s=0.0,
         shared=False,
     )
-    sinks, _ = carry_out(program, leap=True)
+    sinks, *_ = carry_out(program, leap=True)
     assert [row[6] for _, row in sorted(sinks.requests.items())] == [status, "completed"]
     assert "64 tokens reaches max_model_len 64 of decode worker" in str(sinks.requests[0][7])

@@ -52,14 +52,12 @@ def build_engine(
 def _kind(settings: EngineSettings) -> Callable[..., Rank]:
     if type(settings) is not EngineSettings:
         return _other_kind(settings)
+    if settings.tiers:
+        return _tiered_kind(settings)
     if settings.speculation is not None:
         from twin.engine.speculative import SpeculativeEngine
 
         return SpeculativeEngine
-    if settings.tiers:
-        from twin.engine.tiered import TieredEngine
-
-        return TieredEngine
     if settings.host is not None and settings.ranks == 1:
         from twin.engine.offload import OffloadEngine
 
@@ -69,6 +67,19 @@ def _kind(settings: EngineSettings) -> Callable[..., Rank]:
 
         return AdapterEngine
     return VllmEngine
+
+
+def _tiered_kind(settings: EngineSettings) -> Callable[..., Rank]:
+    """Of a vLLM engine with a block manager below its pool."""
+    from twin.engine.tiered import TieredEngine
+
+    if settings.speculation is None and settings.max_loras is None:
+        return TieredEngine
+    from twin.engine import tiered_kinds
+
+    return (
+        tiered_kinds.TieredSpeculativeEngine if settings.speculation is not None else tiered_kinds.TieredAdapterEngine
+    )
 
 
 def _other_kind(settings: EngineSettings) -> Callable[..., Rank]:

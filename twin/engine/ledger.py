@@ -31,6 +31,10 @@ class Ledger:
             return NO_MATCH
         return self.pool.match(seq.pieces(self.block_size), limit)
 
+    def usable(self, seq: Sequence) -> int:
+        """Complete blocks of the known tokens that need not be computed, wherever they lie."""
+        return (seq.prompt + seq.outputs - 1) // self.block_size
+
     def fits(self, seq: Sequence, match: Match) -> bool:
         """Whether all known tokens fit now; hits that nobody holds count as needed, since they become active."""
         pool = self.pool

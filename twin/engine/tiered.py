@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 
 from policies.cluster.blocks import Branch
 from policies.cluster.ids import Tier
@@ -20,7 +21,7 @@ from policies.kvbm.manager import BlockManager
 from policies.kvbm.orders import Onboard
 from policies.kvbm.spans import Spans
 from twin.engine.core import EngineParts
-from twin.engine.offload import HostLoad, OffloadEngine
+from twin.engine.loading import HostLoad, LoadingEngine
 from twin.engine.plan import Outcome, StepPlan
 from twin.engine.pool import Match
 from twin.engine.sequence import Phase, Sequence
@@ -62,8 +63,12 @@ class StoreWait(HostLoad):
         self.parked: list[Sequence] = []
 
 
-class TieredEngine(OffloadEngine):
-    """`attach` gives it its block manager before the first step. `hits` counts look-ups at first admissions."""
+class TieredEngine(LoadingEngine):
+    """`attach` gives it its block manager before the first step. `hits` counts look-ups at first admissions.
+
+    A leg whose prompt comes by hand-off looks nothing up here: its blocks were looked up where they were computed, and
+    they go down from here like any others.
+    """
 
     def __init__(self, settings: EngineSettings, parts: EngineParts) -> None:
         # When a block leaves the device is when it begins to move: leaps end there.
@@ -72,6 +77,8 @@ class TieredEngine(OffloadEngine):
         self.hits = HitCount()
         self._now_s = 0.0
         self._fresh: list[tuple[Branch, int, int]] = []  # complete on the device when the step is over
+        self._is_between = False  # no step is being planned or committed: what time it is, nobody says
+        self._unsaid: list[Callable[[float], None]] = []  # what happened then
         self._coming = Spans()
         self._hasty: set[Sequence] = set()  # who waits for no running store any more
         self._looked: tuple[Sequence, Plan] | None = None
@@ -93,7 +100,10 @@ class TieredEngine(OffloadEngine):
 
     def _on_evict(self, branch: Branch, lo: int, hi: int) -> None:
         for a, b in self.pool.lacking(branch, [(lo, hi)]):  # other copies stay
-            self.manager.evicted(branch, a, b, self._now_s)
+            if self._is_between:
+                self._unsaid.append(partial(self.manager.evicted, branch, a, b))
+            else:
+                self.manager.evicted(branch, a, b, self._now_s)
 
     def _on_publish(self, branch: Branch, lo: int, hi: int) -> None:
         self._fresh.append((branch, lo, hi))
@@ -102,25 +112,41 @@ class TieredEngine(OffloadEngine):
 
     def plan(self, now_s: float) -> StepPlan | None:
         self._now_s = now_s
-        if self._fresh:  # of what was released between steps
-            self._tell_fresh(now_s)
+        self._tell(now_s)  # of what was released, or pushed out, between steps
         return super().plan(now_s)
 
     def commit(self, step: StepPlan) -> Outcome:
         self._now_s = step.end_s
         outcome = super().commit(step)
-        if self._fresh:
-            self._tell_fresh(step.end_s)
+        self._tell(step.end_s)
         return outcome
 
     def settle(self, step: StepPlan, at_s: float) -> None:
         self._now_s = min(step.end_s, at_s)
         super().settle(step, at_s)
 
-    def _tell_fresh(self, now_s: float) -> None:
-        fresh, self._fresh = self._fresh, []
-        for branch, lo, hi in fresh:
-            self.manager.completed(branch, lo, hi, now_s)
+    def _tell(self, now_s: float) -> None:
+        """What the manager has not heard yet."""
+        if self._unsaid:
+            unsaid, self._unsaid = self._unsaid, []
+            for say in unsaid:
+                say(now_s)
+        if self._fresh:
+            fresh, self._fresh = self._fresh, []
+            for branch, lo, hi in fresh:
+                self.manager.completed(branch, lo, hi, now_s)
+
+    # ------------------------------------------------------------ hand-off
+
+    def reserve(self, seq: Sequence) -> bool:
+        """Room beside what the device has of a prompt: the rest is sent, and nothing comes up for it. What makes room
+        goes down."""
+        self._is_between = True
+        has_room = super().reserve(seq)
+        self._is_between = False
+        if has_room and seq.published:
+            self._unsaid.append(partial(self.manager.found, seq.path.pieces, seq.published))
+        return has_room
 
     # ------------------------------------------------------------ loads
 
@@ -137,7 +163,7 @@ class TieredEngine(OffloadEngine):
         if load.good:
             self.ledger.came_up(seq, load.good)
         self.ledger.trim(seq)
-        self._tell_fresh(max(self._now_s, load.landed_s))
+        self._tell(max(self._now_s, load.landed_s))
         seq.phase = Phase.LOADED
         self.waiting.appendleft(seq)
         self._unpark(load, 1)
@@ -173,7 +199,7 @@ class TieredEngine(OffloadEngine):
             super().cancel(seq)
 
     def audit(self) -> None:
-        self.pool.audit()
+        super().audit()
         self.manager.audit()
 
     def _unpin(self, load: HostLoad) -> None:
@@ -194,9 +220,8 @@ class TieredEngine(OffloadEngine):
         """Take the heads of waiting whose prefix goes on below out of the queue, as long as they fit; whether there
         were any."""
         waiting = self.waiting
-        slots = self.settings.max_num_seqs - len(self.running)
         begun = False
-        while waiting and waiting[0].phase is Phase.WAITING and len(self._loads) < slots:
+        while waiting and self._may_load(waiting[0]):
             seq = waiting[0]
             match = self.ledger.prefix(seq)
             plan = self._look_up(seq, match)
@@ -252,7 +277,7 @@ class TieredEngine(OffloadEngine):
         plan = self.manager.look_up(
             seq.pieces(size),
             blocks=length // size,
-            usable=max(0, length - 1) // size,
+            usable=self.ledger.usable(seq),
             device_blocks=match.blocks,
             now_s=self._now_s,
             costs=Costs(self.manager.alone_s, self._compute_s),
@@ -291,9 +316,11 @@ class TieredEngine(OffloadEngine):
         return super()._plan_stuck(step)
 
     def _start(self, seq: Sequence, now_s: float, hit_tokens: int) -> None:
-        first = seq.admit_s is None
+        first, was = seq.admit_s is None, seq.phase
         super()._start(seq, now_s, hit_tokens)
         self._hasty.discard(seq)
+        if was is Phase.ACTIVATED:
+            return  # its prompt came from elsewhere
         plan, good = self._plans.pop(seq, (None, 0))
         if plan is None:
             looked = self._looked

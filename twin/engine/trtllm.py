@@ -84,6 +84,9 @@ class FullHitLedger(Ledger):
             return NO_MATCH
         return self.pool.match(seq.pieces(self.block_size), limit)
 
+    def usable(self, seq: Sequence) -> int:
+        return (seq.prompt + seq.outputs) // self.block_size
+
     def grown(self, seq: Sequence) -> None:
         """A sequence keeps its blocks and will take no more."""
 

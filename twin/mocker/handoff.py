@@ -464,6 +464,7 @@ class Handoffs:
                 side.refused = True
                 break
             side.pending.popleft()
+            side.worker.attend()
             handoff.reserved_s = self._clock.now
             got.append(handoff)
             if self.rules.one_at_a_time:

@@ -12,7 +12,7 @@ from twin.mocker.clock import Clock, Order
 from twin.perf.cargo import HOST
 
 if TYPE_CHECKING:
-    from twin.engine.offload import HostLoad
+    from twin.engine.loading import HostLoad
     from twin.mocker.links import Network
 
 

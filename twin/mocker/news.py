@@ -45,8 +45,11 @@ class News:
 
     def tells_blocks(self, spec: WorkerSpec) -> bool:
         """Whether somebody wants to know what a worker caches, and it says so."""
-        tells = spec.role is not Role.DECODE or self._decode_events
-        return self.of_blocks and spec.settings.prefix_caching and tells
+        return self.of_blocks and spec.settings.prefix_caching and not self._is_silent(spec.role)
+
+    def _is_silent(self, role: Role) -> bool:
+        """Whether a worker of this role says nothing of what only it has."""
+        return role is Role.DECODE and not self._decode_events
 
     def tells_load(self, spec: WorkerSpec) -> bool:
         """Whether somebody wants to know how much a worker has to do."""
@@ -92,7 +95,7 @@ class News:
 
     def post_blocks(self, worker: MockWorker) -> None:
         pool = worker.engine.pool
-        if not self.of_blocks:  # an engine that ends its leaps at evictions notes them whoever listens
+        if not self.of_blocks or self._is_silent(worker.up.role):  # an engine with tiers notes them whoever listens
             pool.stored, pool.removed = [], []
             return
         now_s, lag_s = self._world.clock.now, self._observe.kv_event_lag_s
@@ -119,18 +122,23 @@ class News:
         """Blocks were stored in a tier below a device, or left it."""
         kind = BlocksStored if change.is_store else BlocksRemoved
         self._tell_tier(
-            worker_id, lambda at_s: kind(at_s=at_s, worker_id=worker_id, runs=change.runs, tier=change.tier)
+            worker_id,
+            change.tier,
+            lambda at_s: kind(at_s=at_s, worker_id=worker_id, runs=change.runs, tier=change.tier),
         )
 
     def tier_cleared(self, worker_id: WorkerId, tier: Tier) -> None:
         """A tier below a device has lost everything."""
-        self._tell_tier(worker_id, lambda at_s: BlocksCleared(at_s=at_s, worker_id=worker_id, tier=tier))
+        self._tell_tier(worker_id, tier, lambda at_s: BlocksCleared(at_s=at_s, worker_id=worker_id, tier=tier))
 
     def _tell_tier(
-        self, worker_id: WorkerId, made: Callable[[float], BlocksStored | BlocksRemoved | BlocksCleared]
+        self, worker_id: WorkerId, tier: Tier, made: Callable[[float], BlocksStored | BlocksRemoved | BlocksCleared]
     ) -> None:
+        """Everybody tells of a tier that all share: what one stored and another pushed out is there no longer."""
         worker = self._world.workers.get(worker_id)
         if not self.of_blocks or worker is None:
+            return
+        if tier is not Tier.G4_REMOTE and self._is_silent(worker.up.role):
             return
         lag_s = self._observe.kv_event_lag_s
         upset = self._world.churn.upsets.get(worker_id) if self._world.churn.upsets else None

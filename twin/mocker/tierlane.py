@@ -18,7 +18,7 @@ from policies.kvbm.manager import BlockManager
 from policies.kvbm.orders import Offload, PublishKv
 from policies.kvbm.sketch import Sketch
 from policies.kvbm.store import UNLIMITED_BLOCKS
-from twin.engine.offload import HostLoad
+from twin.engine.loading import HostLoad
 from twin.engine.ticks import instant
 from twin.engine.tiered import StoreWait, TieredEngine, TierLoad
 from twin.mocker.clock import Order

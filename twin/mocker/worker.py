@@ -22,7 +22,7 @@ from twin.mocker.clock import Clock, Order, is_pending
 from twin.perf.protocol import LatencyModel
 
 if TYPE_CHECKING:
-    from twin.engine.offload import HostLoad
+    from twin.engine.loading import HostLoad
     from twin.mocker.hostlanes import HostLane, Loading
 
 
@@ -134,6 +134,11 @@ class MockWorker:
         """There may be something to do: an idle worker looks again, at this instant, when everything else is done."""
         if self._plan is None and not self.hung and is_pending(self._idle):
             self._clock.put(self._idle, self._clock.now, self._step_start)
+
+    def attend(self) -> None:
+        """Blocks have made room between its steps: what is to become of them is seen to at this instant."""
+        if self._lane is not None:
+            self.nudge()
 
     def cut(self) -> None:
         """Let a leap end with the step that is under way now."""

@@ -84,8 +84,9 @@ _FIRST, _ARRIVAL, _TIMER, _READY = map(int, (Order.FAULT, Order.ARRIVAL, Order.T
 class WorkerSpec:
     """One worker to simulate: who it is and what engine it runs. `ready_s` is when it registers; `startup_s` is
     how long it takes to come back, where `weights` does not say that they come over links of the run. `host_lanes`: by
-    rank, the lanes that loads from host memory cross (None: they have one of their own). `tiers`: what a block manager
-    keeps below its device. `loras`: the adapters that it serves (None: any). `taints` and `on_cpu` are what routers are
+    rank, the lanes that loads from host memory cross (None: they have one of their own); `store_lanes`: those that KV
+    from tiers crosses which all workers share, beside the tier's own. `tiers`: what a block manager keeps below its
+    device. `loras`: the adapters that it serves (None: any). `taints` and `on_cpu` are what routers are
     told of it."""
 
     worker_id: WorkerId
@@ -98,6 +99,7 @@ class WorkerSpec:
     startup_s: float = 0.0
     weights: WeightLoad | None = None
     host_lanes: tuple[tuple[str, ...], ...] | None = None
+    store_lanes: tuple[tuple[str, ...], ...] | None = None
     tiers: TierPlan | None = None
     loras: tuple[str, ...] | None = None
     taints: tuple[str, ...] = ()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-KV, WEIGHTS, HOST = CARGOES = ("kv", "weights", "host")
-"""KV from prefill to decode workers, weights of a worker that starts, KV between GPU and host memory."""
+KV, WEIGHTS, HOST, STORE = CARGOES = ("kv", "weights", "host", "store")
+"""KV from prefill to decode workers, weights of a worker that starts, KV between GPU and host memory, KV between a
+worker and tiers that all workers share."""
 TIER_LOADS, TIER_STORES = "tier_loads", "tier_stores"
 """What moves between the tiers of a block manager: up to the device, and down."""

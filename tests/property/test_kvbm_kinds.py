@@ -1,0 +1,173 @@
+"""Tiers below engines of every kind, alone, under faults and across hand-offs, in random programs.
+
+Whatever the scheduler: tokens are those of a run without tiers, each full block of a prompt is looked up once, blocks
+add up, nothing is left over, and leaping changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from examples import examples
+from hypothesis import given
+from hypothesis import strategies as st
+from simulate import Seen, engine_settings, simulate
+from test_engine_against_naive import KEY_TOKENS
+from test_faults_programs import Blow, blows, perform
+from test_kvbm_faults import tier_blows
+from test_kvbm_legs import same, tiered_programs
+from test_kvbm_world import DEMANDS, LATENCY, LINKS, nothing_is_left, returning, tiers, tight
+from test_legs_programs import Below, Program, carry_out
+
+from twin.engine.settings import EngineSettings, Speculation
+from twin.mocker.demand import Row, _of_adapter
+from twin.mocker.tierplan import TierPlan
+
+DRAFTS = Speculation(accept_rates=(0.7, 0.5), seed=3)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How to make settings of one kind of engine from sizes. `adapted`: its rows ask for adapters."""
+
+    name: str
+    make: Callable[[dict], EngineSettings]
+    adapted: bool = False
+
+    def of(self, settings: EngineSettings) -> EngineSettings:
+        """The same sizes in this kind."""
+        return self.make({name: getattr(settings, name) for name in SIZES})
+
+    def rows(self, rows: list[Row] | tuple[Row, ...], data: st.DataObject) -> list[Row]:
+        if not self.adapted:
+            return list(rows)
+        loras = [data.draw(st.sampled_from([None, "a", "b"])) for _ in rows]
+        return [
+            row._replace(lora=lora, keys=_of_adapter(row.keys, lora)) for row, lora in zip(rows, loras, strict=True)
+        ]
+
+
+SIZES = (
+    "block_size",
+    "blocks",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "chunked_prefill",
+    "exclusive_prefill",
+    "preemption",
+)
+
+
+def drafts(options: dict) -> EngineSettings:
+    return engine_settings(**options | {"exclusive_prefill": False}, speculation=DRAFTS)
+
+
+def one_adapter(options: dict) -> EngineSettings:
+    return engine_settings(**options, max_loras=1)
+
+
+KINDS = [Kind("drafts", drafts), Kind("one adapter", one_adapter, adapted=True)]
+EACH = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+
+
+def run(rows: list[Row], settings: EngineSettings, plans: list[TierPlan] | None, *, leap: bool = True) -> Seen:
+    settings = replace(settings, leap=leap, tiers=plans is not None)
+    links: Any = LINKS if plans is not None else ()
+    return simulate(rows, [(settings, LATENCY)] * 2, key_tokens=KEY_TOKENS, kv_events=True, tiers=plans, links=links)
+
+
+def sized(kind: Kind, options: dict) -> EngineSettings:
+    return kind.make({name: value for name, value in options.items() if name in SIZES})
+
+
+@EACH
+@examples(300)
+@given(DEMANDS, tiers(), st.data())
+def test_leaping_changes_nothing_and_every_request_ends(
+    kind: Kind, demand: tuple[list[Row], dict], plans: list[TierPlan], data: st.DataObject
+) -> None:
+    rows, settings = kind.rows(demand[0], data), sized(kind, demand[1])
+    leapt, stepped = run(rows, settings, plans), run(rows, settings, plans, leap=False)
+    assert leapt.sinks.requests == stepped.sinks.requests
+    assert leapt.watcher.notes == stepped.watcher.notes
+    assert leapt.watcher.held == stepped.watcher.held
+    assert leapt.world.block_tiers is not None
+    assert stepped.world.block_tiers is not None
+    assert leapt.world.block_tiers.figures() == stepped.world.block_tiers.figures()
+    assert len(leapt.ended) == len(rows)
+    hits = leapt.world.block_tiers.figures()["hits"]
+    seqs = [request.admitted for request, _ in leapt.ended.values()]
+    admitted = [seq for seq in seqs if seq is not None and seq.admit_s is not None]
+    assert hits["lookups"] == sum(seq.prompt // settings.block_size for seq in admitted)
+    for worker in leapt.world.workers.values():
+        worker.engine.audit()
+    nothing_is_left(leapt.world)
+
+
+@EACH
+@examples(300)
+@given(DEMANDS, tiers(), st.data())
+def test_tiers_change_when_tokens_come_and_not_which(
+    kind: Kind, demand: tuple[list[Row], dict], plans: list[TierPlan], data: st.DataObject
+) -> None:
+    rows, settings = kind.rows(demand[0], data), sized(kind, demand[1])
+    tiered, plain = run(rows, settings, plans), run(rows, settings, None)
+    for what in (lambda request, status: status, lambda request, _: request.made):
+        assert {row: what(*end) for row, end in tiered.ended.items()} == {
+            row: what(*end) for row, end in plain.ended.items()
+        }
+
+
+@EACH
+@examples(300)
+@given(returning(), tight(), tiers(), blows(ties=True), tier_blows(), st.sampled_from(["kv", "round-robin"]), st.data())
+def test_leaping_changes_nothing_when_workers_and_tiers_break(
+    kind: Kind,
+    rows: list[Row],
+    options: dict,
+    plans: list[TierPlan],
+    program: list[Blow],
+    more: list[Blow],
+    mode: str,
+    data: st.DataObject,
+) -> None:
+    rows, settings = kind.rows(rows, data), replace(sized(kind, options), tiers=True)
+    leapt, stepped = (
+        perform(rows, program + more, replace(settings, leap=leap), LATENCY, mode, workers=2, tiers=plans, links=LINKS)
+        for leap in (True, False)
+    )
+    assert leapt[0].requests == stepped[0].requests
+    assert leapt[0].decisions == stepped[0].decisions
+    assert leapt[1].events == stepped[1].events
+    assert leapt[2].notes == stepped[2].notes
+
+
+@EACH
+@examples(300)
+@given(tiered_programs(), blows(ties=True), tier_blows(), st.booleans(), st.data())
+def test_hand_offs(
+    kind: Kind,
+    case: tuple[Program, Below],
+    blown: list[Blow],
+    more: list[Blow],
+    calm: bool,
+    data: st.DataObject,
+) -> None:
+    """Prefill and decode workers of one kind; in calm, tokens are those of a run without tiers."""
+    program, below = case
+    prefill, decode = (replace(kind.of(side), tiers=True) for side in (program.prefill, program.decode))
+    program = replace(program, rows=tuple(kind.rows(program.rows, data)), prefill=prefill, decode=decode)
+    if not calm:
+        same((program, below), [*blown, *more])
+        return
+    _, tiered, world = same((program, below))
+    nothing_is_left(world)
+    _, plain, _ = carry_out(
+        replace(program, prefill=replace(prefill, tiers=False), decode=replace(decode, tiers=False)), leap=True
+    )
+    assert {row: request.made for row, (request, _) in tiered.items()} == {
+        row: request.made for row, (request, _) in plain.items()
+    }
