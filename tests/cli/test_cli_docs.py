@@ -55,6 +55,16 @@ def test_links_between_documents_lead_somewhere(root: Path) -> None:
     assert [f"{document.name}: {link}" for document, link in links if not (document.parent / link).exists()] == []
 
 
+def test_tests_that_documents_name_are_there(root: Path) -> None:
+    named = [
+        (document.name, name)
+        for document in (root / "docs").glob("*.md")
+        for name in re.findall(r"tests/[\w/]+\.py", document.read_text(encoding="utf-8"))
+    ]
+    assert len(named) > 60
+    assert [f"{document}: {name}" for document, name in named if not (root / name).is_file()] == []
+
+
 def test_make_knows_every_target_that_is_shown(root: Path) -> None:
     targets = {shlex.split(line)[1] for name in ("README.md", "CONTRIBUTING.md") for line in shown_commands(root / name)
                if line.startswith("make ")}  # fmt: skip

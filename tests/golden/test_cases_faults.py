@@ -44,9 +44,9 @@ def test_c10_a_dead_worker_gets_nothing_more(limit: int, tmp_path: Path) -> None
     assert status == ["completed", "completed" if limit else "failed", *["completed"] * 5]
     made = run.requests("output_tokens")
     assert made == [100, 100 if limit else 14, *[100] * 5], "14 tokens by 250 ms, and never a short answer"
+    later = [worker for row, worker in sent if row >= 3]
+    assert sorted(later) == [0, 0, 2, 2]
     if not limit:
-        later = [worker for row, worker in sent if row >= 3]
-        assert sorted(later) == [0, 0, 2, 2]
         assert "worker_lost" in run.requests("reason")[1]
     assert run.requests("migrations") == [0, limit, 0, 0, 0, 0, 0]
 
@@ -83,6 +83,29 @@ _LINES = {
 }
 
 
+_TOKEN_8_MS = {
+    "A1 nothing happens": 170,
+    "A2 dies at 165": 272,
+    "A3 known after 50 ms": 322,
+    "A4 known by its lease": 10_272,
+    "A5 dies in its prefill": 225,
+    "A6 the next one dies too": 272,
+    "A10 dies before the last token": 170,
+    "A11 dies after the last token": 170,
+    "A12 as long as is allowed": 272,
+}
+
+
+@pytest.mark.parametrize("line", _LINES)
+def test_migration_table_the_eighth_token(line: str, tmp_path: Path) -> None:
+    """Step by step: the first token of an attempt comes with its prompt, each other one with a decode step."""
+    deaths, more, _ = _LINES[line]
+    run = _migrate(tmp_path, deaths, dict(more), limit=3, leap=False)
+    ends = [row["end_s"] for row in run.rows("steps") if row["kind"] == "step"]
+    assert len(ends) == 20, "a step that a death cut short gave no token"
+    assert round(ends[7] * 1e3, 3) == _TOKEN_8_MS[line]
+
+
 @pytest.mark.parametrize("leap", [True, False], ids=["leaping", "stepping"])
 @pytest.mark.parametrize("line", _LINES)
 def test_migration_table(line: str, leap: bool, tmp_path: Path) -> None:
@@ -106,8 +129,11 @@ _FAILURES = {
 
 @pytest.mark.parametrize("line", _FAILURES)
 def test_migration_that_is_not_made_ends_in_a_failure(line: str, tmp_path: Path) -> None:
-    deaths, more, limit, code, delivered, _ = _FAILURES[line]
-    run = _migrate(tmp_path, deaths, dict(more), limit=limit)
+    deaths, more, limit, code, delivered, failed_ms = _FAILURES[line]
+    run = _migrate(tmp_path, deaths, dict(more), limit=limit, journal=True)
+    lines = (run.folder / "journal.jsonl").read_text(encoding="utf-8").splitlines()[1:]
+    events = [json.loads(line)["event"] for line in lines]
+    assert [round(e["at_s"] * 1e3, 3) for e in events if e["type"] == "RequestFailed"] == [failed_ms]
     assert run.requests("status") == ["failed"]
     assert run.requests("reason")[0].startswith(f"{code}: ")
     assert run.requests("output_tokens") == [delivered], "what the client got; not a short success"

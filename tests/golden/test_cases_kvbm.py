@@ -98,6 +98,32 @@ def test_faults_of_tiers_need_tiers(tmp_path: Path) -> None:
     assert timeline[0]["why_not"] == "no worker that is up has a tier g3"
 
 
+FOUR = ("workers.engine.kv_blocks=5", "workers.kvbm.cpu_cache_tokens=100000")
+
+
+@pytest.mark.parametrize(
+    ("case", "fault", "ttft_ms", "classes"),
+    [
+        ("R1 all is good", None, 4 * 0.5 + 44, {"g2": 4}),
+        ("R3 the first is bad", 'kind = "tier_corrupt"\ntier = "g2"\nrate = 1.0', 4 * 0.5 + 300, {"miss_failed": 4}),
+        ("R7 the tier is down", 'kind = "tier_down"\ntier = "g2"', 300, {"miss_absent": 4}),
+    ],
+)
+def test_r1_r3_r7_four_blocks_to_load_of_a_prompt_of_300_tokens(
+    case: str, fault: str | None, ttft_ms: float, classes: dict[str, int], tmp_path: Path
+) -> None:
+    """Half a millisecond a block, a millisecond for each token that is computed."""
+    mine, others = [1, 2, 3, 4, 5], [11, 12, 13, 14, 15]
+    trace = rows(tmp_path, (0, 300, mine, 1), (1000, 300, others, 1), (2000, 300, mine, 1))
+    broken = [faults(tmp_path, f"{fault}\nat_ms = 1500")] if fault is not None else []
+    run = toy(trace, tmp_path / "run", *TIER, *FOUR, *broken, key_tokens=64)
+    assert run.ms("ttft_s") == [300, 300, ttft_ms], case
+    found = dict.fromkeys(("g2", "miss_absent", "miss_failed"), 0) | {"miss_absent": 8}
+    for name, blocks in classes.items():
+        found[name] += blocks
+    assert hits(run) == {"lookups": 12} | {name: n for name, n in found.items() if n}
+
+
 WIDE = ("workers.engine.block_size=64", "workers.kvbm.cpu_cache_tokens=100000", "workers.kvbm.block_bytes=1000000")
 
 

@@ -89,8 +89,12 @@ def _costs(seen: Run, n: int) -> list[float]:
 
 @pytest.mark.parametrize(
     ("sets", "costs"),
-    [([], [40, 20]), (["replicas.sync_delay_s=0.005"], [60, 20])],
-    ids=["S1 its own booking alone", "S2 its peer's too"],
+    [
+        ([], [40, 20]),
+        (["replicas.sync_delay_s=0.005"], [60, 20]),
+        (["replicas.sync_delay_s=0", "replicas.sync_batch_s=0"], [40, 40]),
+    ],
+    ids=["S1 its own booking alone", "S2 its peer's too", "S3 both at once"],
 )
 def test_what_the_second_router_sees_at_10_ms(sets: list[str], costs: list[float], tmp_path: Path) -> None:
     assert _costs(_run(tmp_path, THREE, *sets, explain=True), 2) == costs

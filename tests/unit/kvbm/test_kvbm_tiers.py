@@ -18,16 +18,16 @@ def spec(tier: Tier, latency_s: float, gb_per_s: float, capacity_bytes: int | No
 
 
 @pytest.mark.parametrize(
-    ("case", "per_token", "block_16", "block_64"),
+    ("case", "found", "per_token", "block_16", "block_64"),
     [
-        ("S1", token_bytes(32, 8, 128, 2), 2_097_152, 8_388_608),
-        ("S2, 2 bytes", token_bytes(80, 8, 128, 2), 5_242_880, 20_971_520),
-        ("S2, 1 byte", token_bytes(80, 8, 128, 1), 2_621_440, 10_485_760),
-        ("S3", latent_token_bytes(61, 576, 2), 1_124_352, 4_497_408),
+        ("S1", token_bytes(32, 8, 128, 2), 131_072, 2_097_152, 8_388_608),
+        ("S2, 2 bytes", token_bytes(80, 8, 128, 2), 327_680, 5_242_880, 20_971_520),
+        ("S2, 1 byte", token_bytes(80, 8, 128, 1), 163_840, 2_621_440, 10_485_760),
+        ("S3", latent_token_bytes(61, 576, 2), 70_272, 1_124_352, 4_497_408),
     ],
 )
-def test_s1_to_s3_bytes_of_blocks(case: str, per_token: int, block_16: int, block_64: int) -> None:
-    assert (16 * per_token, 64 * per_token) == (block_16, block_64), case
+def test_s1_to_s3_bytes_of_blocks(case: str, found: int, per_token: int, block_16: int, block_64: int) -> None:
+    assert (found, 16 * found, 64 * found) == (per_token, block_16, block_64), case
 
 
 def test_s4_a_tier_holds_whole_blocks() -> None:

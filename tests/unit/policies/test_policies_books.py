@@ -123,6 +123,11 @@ def test_b10_an_answer_of_known_length_weighs_less_the_more_of_it_is_made() -> N
     books.emit(R1, 200)
     assert load.blocks - load.spared_blocks == 0
     books.free(R1)
+    wide = Books(16)
+    wide.book(R1, W0, None, 2, 0)
+    wide.expect(R1, 100)
+    wide.emit(R1, 25)  # one more block of 16, so three of its own
+    assert wide.load(W0).blocks - wide.load(W0).spared_blocks == 3 * 0.75 == 2.25
     assert (load.blocks, load.spared_blocks) == (0, 0.0)
 
 

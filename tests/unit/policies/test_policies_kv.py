@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from builders import Scene, router, worker
 
@@ -117,6 +119,26 @@ def test_formula_as_observed() -> None:
     sent = dispatched(scene, "r", isl=256, keys=prompt)
     assert [c.cost for c in sent.candidates] == [8, 8, 8]
     assert sent.rule == "tie"
+
+
+def observed(request_id: str, *, output_tokens: int = 0) -> Dispatch:
+    """The same, with tokens booked for the one in prefill, so that its worker may have an output block more."""
+    scene = Scene(router("kv", explain=True, track_output_blocks=True), workers=3)
+    scene.stored(0, PROMPT[:2])
+    scene.send("same", isl=256, keys=PROMPT[:4], hint=0)
+    assert isinstance(scene.policy, Kv)
+    scene.policy._books.emit(RequestId("same"), output_tokens)
+    return dispatched(scene, request_id, isl=256, keys=PROMPT[:4])
+
+
+def test_equals_are_drawn_evenly_and_one_output_block_more_is_never_drawn() -> None:
+    """600 draws among three: 193, 205 and 202 were observed; here each is within three standard deviations of 200."""
+    drawn = Counter(observed(f"r{n}").worker_id for n in range(600))
+    assert set(drawn) == {0, 1, 2}
+    assert all(abs(count - 200) < 3 * (600 * 2 / 9) ** 0.5 for count in drawn.values()), drawn
+    later = [observed(f"r{n}", output_tokens=64) for n in range(100)]
+    assert [c.cost for c in later[0].candidates] == [9, 8, 8]
+    assert {sent.worker_id for sent in later} == {1, 2}
 
 
 def test_prefill_counts_until_the_first_token_and_blocks_until_the_end() -> None:

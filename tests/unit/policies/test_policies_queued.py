@@ -163,6 +163,22 @@ def test_the_class_counts_what_is_not_cached_where_most_is() -> None:
     assert (fresh.policy_class, fresh.uncached_tokens) == ("long", 640)
 
 
+def test_q6_and_q7_a_pinned_prompt_counts_what_its_own_worker_has() -> None:
+    """1,024 tokens in blocks of 16: worker 1 has 60 blocks of them, worker 0 one."""
+    queue = replace(QUEUE, classes=(replace(ONE, order="wspt"),))
+    policy = router("kv", tie_break="lowest_id", block_size=16, queue=queue)
+    scene = Scene(policy, [worker(n, block_size=16) for n in range(2)], block_size=16)
+    fill(scene)
+    prompt = list(range(64))
+    scene.stored(1, prompt[:60])
+    scene.stored(0, prompt[:1])
+    free = scene.arrive("free", isl=1024, keys=prompt)
+    pinned = scene.arrive("pinned", isl=1024, keys=prompt, hint=0)
+    fresh = scene.arrive("fresh", isl=512, keys=list(range(100, 132)))
+    scores = [sent.score for sent in (free, pinned, fresh) if isinstance(sent, Enqueue)]
+    assert scores == [1 / 64, 1 / 1008, 1 / 512]
+
+
 def test_overlap_is_that_of_the_moment_it_goes() -> None:
     scene = queued("kv", changes={"prefill_busy_tokens": 100})
     prompt = list(range(10))

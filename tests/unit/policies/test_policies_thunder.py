@@ -12,7 +12,6 @@ from policies.router.build import build
 from policies.router.programs import Phase, Program, ProgramSettings
 from policies.router.queue import QueueClass, QueueSettings
 from policies.router.thunder import Thunder
-from twin.config import ThunderConfig
 
 LIMITS = SETTINGS.programs
 assert LIMITS is not None
@@ -47,12 +46,6 @@ def turn(scene: Scene, session: str, blocks: int, name: str | None = None) -> No
     name = name or f"{session}-turn"
     scene.send(name, isl=64 * (blocks - 1), session_id=session)
     scene.finish(name, output_tokens=64)
-
-
-def test_the_defaults_are_those_of_the_specification() -> None:
-    config = ThunderConfig()
-    assert (config.pause_at, config.pause_down_to, config.demote_at, config.demote_s) == (0.95, 0.80, 0.80, 2.0)
-    assert (config.hysteresis, config.tick_s, config.force_resume_s) == (0.10, 5.0, 1800.0)
 
 
 # ---------------------------------------------------------------- phases, and where programs are
