@@ -351,12 +351,22 @@ def _taints(config: Config) -> Iterator[tuple[str, str]]:
             yield "router.device_ratio", "all workers are of one kind; see workers.on_cpu"
 
 
+def _books_matter(config: Config) -> bool:
+    """Whether anything but the mode looks at what was sent and has not ended: a queue, limits on load, where a prompt
+    stays."""
+    busy, legs = config.router.busy, config.disaggregation
+    limits = (busy.decode_blocks_share, busy.prefill_tokens, busy.prefill_share)
+    stays = legs.conditional != "off" and (legs.prefill_busy_tokens is not None or legs.decode_busy_share is not None)
+    return config.router.queue.is_on or any(limit is not None for limit in limits) or stays
+
+
 def _replicas(config: Config) -> Iterator[tuple[str, str]]:
     table, mode = config.replicas, config.router.mode
     changed = set(_changed(table, [entry.name for entry in keys_of(ReplicasConfig)]))
     why: dict[str, str] = {}
     if mode in MODES and mode != "kv":
-        why = dict.fromkeys(_SYNC_KEYS, f"mode {mode} keeps no books of what other routers have sent")
+        if not _books_matter(config):
+            why = dict.fromkeys(_SYNC_KEYS, f"mode {mode} keeps no books of what other routers have sent")
         why["kv_event_lag_s"] = f"mode {mode} does not listen to KV events"
     elif mode == "kv" and not config.router.use_kv_events:
         why["kv_event_lag_s"] = "router.use_kv_events is off"

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from policies.errors import CapabilityError, ConfigError
+from policies.errors import ConfigError
 from twin.config import (
     KIND_DEFAULTS,
     LINK_KINDS,
@@ -337,12 +337,6 @@ def _check_together(config: Config) -> None:
         raise ConfigError(
             f"the groups of workers have the roles {', '.join(sorted(roles))}: either all are mixed, or some are "
             "prefill and some decode"
-        )
-    if config.replicas.count > 1 and config.is_disaggregated:
-        raise CapabilityError(
-            f"{origins['replicas.count']}: replicas.count = {config.replicas.count}: routers that place prefill and "
-            "decode legs do not tell each other of their bookings in this version; leave it at 1, or let all workers "
-            "be mixed"
         )
     if config.sla is not None:
         from reports.sla import parse_sla

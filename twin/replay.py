@@ -304,32 +304,33 @@ def read_options(trace: TraceConfig) -> ReadOptions:
 
 def build_policy(config: Config, block_size: int, *, explain: bool = False) -> Policy:
     """The routing policy of the configuration, from a plug-in where no mode of ours has that name."""
-    mode = config.router.mode
     settings = router_settings(config, block_size, explain=explain)
+    if config.replicas.count > 1:
+        return _fleet(config, settings)
+    return _one_router(config, settings)
+
+
+def _one_router(config: Config, settings: RouterSettings) -> Policy:
     if config.is_disaggregated:
         from twin.legs import build_legs
 
-        return build_legs(config, settings, _plugins(mode))
-    if config.replicas.count > 1:
-        return _fleet(config, settings)
-    return build_router(settings, _plugins(mode))
+        return build_legs(config, settings, _plugins(settings.mode))
+    return build_router(settings, _plugins(settings.mode))
 
 
 def _fleet(config: Config, settings: RouterSettings) -> Policy:
     """Several routers of one mode, each with its own books."""
-    from policies.router.base import Router
-    from policies.router.replicas import Fleet, ReplicaSettings
+    from policies.router.fleet import Fleet, ReplicaSettings
 
     table = config.replicas
-    routers = [build_router(settings, _plugins(settings.mode)) for _ in range(table.count)]
-    ours = [router for router in routers if isinstance(router, Router)]
-    if len(ours) < len(routers):
+    routers = [_one_router(config, settings) for _ in range(table.count)]
+    if not all(hasattr(router, "peer_sent") for router in routers):
         raise CapabilityError(
             f"replicas.count = {table.count}: router.mode = {settings.mode}: it cannot have replicas, "
             "only a mode that is a Router can"
         )
     return Fleet(
-        ours,
+        routers,  # type: ignore[arg-type]  # each has what a peer needs
         ReplicaSettings(
             count=table.count,
             spread=table.spread,  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from policies.cluster.blocks import BlockPath
-from policies.cluster.ids import WorkerId
+from policies.cluster.ids import Leg, WorkerId
 
 
 class BookingStep(Enum):
@@ -30,7 +30,8 @@ class SyncKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BookingOp:
-    """One step of a booking. `booking` is the name under which the request draws: another one for each attempt.
+    """One step of the booking of a leg. `booking` is the name under which the request draws: another one for each
+    attempt.
 
     The rest belongs to `ADD`: where the request went, its prompt (`isl` tokens, the content of its blocks), and how
     many of these blocks the worker had.
@@ -38,6 +39,7 @@ class BookingOp:
 
     step: BookingStep
     booking: str
+    leg: Leg = Leg.AGG
     worker_id: WorkerId | None = None
     isl: int = 0
     blocks: BlockPath | None = None

@@ -231,9 +231,14 @@ class Router:
             return retry_after_s(waiting.tokens + sum(load.prefill_tokens for load in loads), rate.tokens)
         return retry_after_s(waiting.requests + sum(load.requests for load in loads), rate.requests)
 
-    def peer_sent(self, event: RequestArrived, worker_id: WorkerId, overlap_blocks: int) -> None:
+    def peer_sent(self, event: RequestArrived, worker_id: WorkerId, overlap_blocks: int, leg: Leg = Leg.AGG) -> None:
         """Another router sent a request to a worker: it is booked as if this one had. Its end comes like any other."""
+        self._now(event.at_s)
         self._sent(event, worker_id, overlap_blocks)
+        if self._accounts:
+            self._book(event, worker_id, overlap_blocks)
+        if self._pace is not None:
+            self._pace.begin(event.at_s)
 
     # ------------------------------------------------------------ for modes
 

@@ -253,6 +253,18 @@ class Disaggregated:
 
     # ------------------------------------------------------------ what the legs must learn
 
+    def peer_sent(self, event: RequestArrived, worker_id: WorkerId, overlap_blocks: int, leg: Leg) -> None:
+        """Another router sent a leg of a request there: it counts as if this one had, until its end comes."""
+        if leg is Leg.PREFILL:
+            self._prefill.peer_sent(event, worker_id, overlap_blocks)
+            self._prefilling[event.request_id] = (worker_id, event.isl)
+            self._prompt_tokens[worker_id] = self._prompt_tokens.get(worker_id, 0) + event.isl
+        else:
+            self._decode.peer_sent(event, worker_id, overlap_blocks)
+            blocks = self._prompt_blocks(event)
+            self._decoding[event.request_id] = (worker_id, blocks)
+            self._decode_blocks[worker_id] = self._decode_blocks.get(worker_id, 0) + blocks
+
     def _leave_prefill(self, event: RequestEvent) -> Sequence[Action]:
         """The prefill leg of a request is over, if it had one; others may take its place."""
         self._prefill.withdraw(event.request_id)

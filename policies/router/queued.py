@@ -109,6 +109,10 @@ class Queued:
         """As the mode knows it."""
         return self._inner.best_overlap(event, view)
 
+    def peer_sent(self, event: RequestArrived, worker_id: WorkerId, overlap_blocks: int, leg: Leg = Leg.AGG) -> None:
+        """Another router sent a request to a worker; nobody who waits here can go for that."""
+        self._inner.peer_sent(event, worker_id, overlap_blocks, leg)
+
     def leg_over(self, request_id: RequestId, at_s: float) -> Sequence[Action]:
         """This router's leg of a request is done."""
         self._inner.leg_over(request_id, at_s)

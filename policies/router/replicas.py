@@ -1,29 +1,21 @@
-"""Several routers in front of one cluster: each decides on its own books, and tells the others of its bookings.
+"""One router among several in front of one cluster: it decides on its own books, and tells the others of its bookings.
 
-    Replica   one router and what it knows of its peers' bookings; what a live router process runs
-    Fleet     several replicas under one controller, each with a view of its own; what the simulated world runs
-
-News travel as actions and come back as events (`PublishBooking`, `PeerBooking`): late, or never, as the world has it.
-A replica never sees a peer's request but through them, and nothing that a peer says outlives its silence.
+What a live router process runs; `fleet` puts several into one simulated cluster. News travel as actions and come back
+as events (`PublishBooking`, `PeerBooking`): late, or never, as the world has it. A replica never sees a peer's request
+but through them, and nothing that a peer says outlives its silence.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
-
-import xxhash
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple, Protocol
 
 from policies.cluster.actions import Action, Dispatch, PublishBooking, SetTimer
 from policies.cluster.bookings import BookingOp, BookingStep, SyncKind
-from policies.cluster.draws import draw, pick
 from policies.cluster.events import (
     ENDS,
-    BlocksCleared,
-    BlocksRemoved,
-    BlocksStored,
     Event,
     FirstToken,
     PeerBooking,
@@ -34,22 +26,11 @@ from policies.cluster.events import (
     RequestInterrupted,
     RequestMigrated,
     TimerFired,
-    WorkerDraining,
-    WorkerEvent,
-    WorkerFenced,
-    WorkerLost,
-    WorkerRecalled,
-    WorkerReported,
-    WorkerUnfenced,
-    WorkerUp,
 )
-from policies.cluster.ids import RequestId, WorkerId
-from policies.cluster.state import Cluster, ClusterView
-from policies.errors import ConfigError
-from policies.router.base import Router
+from policies.cluster.ids import Leg, RequestId, WorkerId
+from policies.cluster.state import ClusterView
 
-Spread = Literal["round-robin", "random", "session"]
-
+_TIMER = "sync"
 BATCH_OPS = 256
 """Steps of bookings in one message, at most."""
 TOMBSTONE_S = 60.0
@@ -60,25 +41,24 @@ ASK_AGAIN_S = 1.0
 """Between two requests for all that a peer has open, while none of them is answered."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaSettings:
-    """`count` routers share the arrivals as `spread` says. `sync`: whether they tell each other of their bookings,
-    `batch_s` how long news wait for company. `kv_lag_s`: KV events reach router i later by i times this.
-    """
+class Peered(Protocol):
+    """A router that takes in what its peers have sent: a mode, one with a queue in front, or one that places legs."""
 
-    count: int
-    spread: Spread
-    seed: int
-    sync: bool
-    batch_s: float
-    kv_lag_s: float
+    subscribes: ClassVar[frozenset[type[Event]]]
 
-    def __post_init__(self) -> None:
-        if self.count < 1:
-            raise ConfigError(f"replicas.count is {self.count}, it must be 1 or more")
-        for key in ("batch_s", "kv_lag_s"):
-            if getattr(self, key) < 0:
-                raise ConfigError(f"replicas.{key} is {getattr(self, key)}, it must be 0 or more")
+    def decide(self, event: Event, view: ClusterView) -> Iterable[Action]: ...
+
+    def counters(self) -> dict[str, int]: ...
+
+    def peer_sent(self, event: RequestArrived, worker_id: WorkerId, overlap_blocks: int, leg: Leg) -> None:
+        """A peer sent a leg of a request there: it counts as if this router had. Its end comes like any other."""
+
+
+class _Key(NamedTuple):
+    """One booking of a router: the name under which the request draws, and which leg of it."""
+
+    booking: str
+    leg: Leg
 
 
 @dataclass(slots=True)
@@ -97,8 +77,8 @@ class _Peer:
     heard_s: float = float("-inf")
     stale: bool = False  # a message of it was missed, and it has not told all since
     asked_s: float = float("-inf")
-    open: dict[str, WorkerId] = field(default_factory=dict)
-    ended: dict[str, float] = field(default_factory=dict)  # ended before they were heard of: until when to remember
+    open: dict[_Key, WorkerId] = field(default_factory=dict)
+    ended: dict[_Key, float] = field(default_factory=dict)  # ended before they were heard of: until when to remember
 
 
 class Replica:
@@ -112,19 +92,17 @@ class Replica:
         {RequestArrived, RequestMigrated, RequestInterrupted, PrefillDone, FirstToken, PeerBooking, TimerFired, *ENDS}
     )
 
-    def __init__(self, router: Router, me: int, *, sync: bool, batch_s: float) -> None:
+    def __init__(self, router: Peered, me: int, *, sync: bool, batch_s: float) -> None:
         self.subscribes = router.subscribes | Replica.subscribes  # type: ignore[misc]
         self.me = me
         self._router = router
         self._sync = sync
         self._batch_s = batch_s
-        self._timer = f"sync {me}"
         self._timing = False
         self._seq = 0
         self._news: deque[BookingOp] = deque()
-        self._own: dict[RequestId, _Own] = {}
+        self._own: dict[RequestId, dict[Leg, _Own]] = {}
         self._peers: dict[int, _Peer] = {}
-        self._ordered: list[Action] = []  # by our router, for what a peer has said
         self._counts = dict.fromkeys(("sent", "heard", "gaps", "resyncs", "tombstones", "silent"), 0)
 
     def counters(self) -> dict[str, int]:
@@ -136,65 +114,85 @@ class Replica:
         """Bookings of peers that are charged now."""
         return sum(len(peer.open) for peer in self._peers.values())
 
-    def decide(self, event: Event, view: ClusterView) -> Sequence[Action]:
+    def decide(self, event: Event, view: ClusterView) -> Iterator[Action]:
+        """The orders of the router one by one, each when the view has taken in the one before it; then news of them."""
         if isinstance(event, PeerBooking):
-            return self._hear(event, view) if event.dest == self.me and event.origin != self.me else ()
-        if isinstance(event, TimerFired):
-            if event.name != self._timer:
-                return ()
+            if event.dest == self.me and event.origin != self.me:
+                yield from self._hear(event, view)
+            return
+        if isinstance(event, TimerFired) and event.name == _TIMER:
             self._timing = False
-            return self._flush()
+            yield from self._flush()
+            return
         if isinstance(event, RequestArrived):
-            self._drop_the_silent(event.at_s, view)
-        ordered, self._ordered = self._ordered, []
-        actions = (*ordered, *self._asked(event, view))
-        return self._and_tell(event, view, actions)
+            yield from self._drop_the_silent(event.at_s, view)
+        self._note(event)
+        yield from self._ordered(event, view)
+        yield from self._tell(event.at_s)
 
-    def _and_tell(self, event: Event, view: ClusterView, actions: Sequence[Action]) -> Sequence[Action]:
-        """What was ordered, and what the other routers are to hear of it."""
-        if not self._sync:
-            return actions
-        self._note(event, view, actions)
+    def _ordered(self, event: Event, view: ClusterView) -> Iterator[Action]:
+        """What our router orders for an event, of ours or of a peer's booking; what it sends out is noted."""
+        for action in self._router.decide(event, view) if type(event) in self._router.subscribes else ():
+            if self._sync and isinstance(action, Dispatch):
+                self._add(view.requests[action.request_id].arrived, action)
+            yield action
+
+    def _tell(self, at_s: float) -> Iterable[Action]:
+        """What the other routers are to hear now, or when it has waited for company."""
         if not self._news:
-            return actions
+            return ()
         if self._batch_s <= 0.0 or len(self._news) >= BATCH_OPS:
-            return (*actions, *self._flush())
+            return self._flush()
         if self._timing:
-            return actions
+            return ()
         self._timing = True
-        return (*actions, SetTimer(name=self._timer, due_s=event.at_s + self._batch_s, reason="tell other routers"))
-
-    def _asked(self, event: Event, view: ClusterView) -> Sequence[Action]:
-        return tuple(self._router.decide(event, view)) if type(event) in self._router.subscribes else ()
+        return (SetTimer(name=_TIMER, due_s=at_s + self._batch_s, reason="tell other routers"),)
 
     # ------------------------------------------------------------ our news
 
-    def _note(self, event: Event, view: ClusterView, actions: Iterable[Action]) -> None:
-        """What an event, and what was ordered for it, means for our bookings."""
-        if isinstance(event, RequestInterrupted) or type(event) in ENDS:
-            assert isinstance(event, RequestEvent)
-            own = self._own.pop(event.request_id, None)
-            if own is not None:
-                self._news.append(BookingOp(step=BookingStep.FREE, booking=own.add.booking))
-        elif isinstance(event, (PrefillDone, FirstToken)):
-            own = self._own.get(event.request_id)
-            if own is not None and not own.prefilled:
-                own.prefilled = True
-                self._news.append(BookingOp(step=BookingStep.PREFILL_DONE, booking=own.add.booking))
-        for action in actions:
-            if isinstance(action, Dispatch):
-                self._add(view.requests[action.request_id].arrived, action)
+    def _note(self, event: Event) -> None:
+        """What an event means for our bookings."""
+        if not self._sync or not isinstance(event, RequestEvent):
+            return
+        if type(event) in ENDS:
+            self._over(event.request_id, *Leg)
+        elif isinstance(event, RequestInterrupted):
+            kept = event.kept_on is not None  # the leg that computed the prompt holds its KV still
+            self._over(event.request_id, *(leg for leg in Leg if not (kept and leg is Leg.PREFILL)))
+        elif isinstance(event, PrefillDone):
+            self._over(event.request_id, Leg.PREFILL)
+            self._prefilled(event.request_id, Leg.AGG)
+        elif isinstance(event, FirstToken):
+            self._prefilled(event.request_id, Leg.AGG, Leg.DECODE)
+
+    def _over(self, request_id: RequestId, *legs: Leg) -> None:
+        own = self._own.get(request_id)
+        if own is None:
+            return
+        for leg in legs:
+            if leg in own:
+                self._news.append(BookingOp(step=BookingStep.FREE, booking=own.pop(leg).add.booking, leg=leg))
+        if not own:
+            del self._own[request_id]
+
+    def _prefilled(self, request_id: RequestId, *legs: Leg) -> None:
+        own = self._own.get(request_id, {})
+        for leg in legs:
+            if leg in own and not own[leg].prefilled:
+                own[leg].prefilled = True
+                self._news.append(BookingOp(step=BookingStep.PREFILL_DONE, booking=own[leg].add.booking, leg=leg))
 
     def _add(self, event: RequestArrived, sent: Dispatch) -> None:
         op = BookingOp(
             step=BookingStep.ADD,
             booking=event.draw_id,
+            leg=sent.leg,
             worker_id=sent.worker_id,
             isl=event.isl,
             blocks=event.blocks,
             overlap_blocks=sent.overlap_blocks,
         )
-        self._own[event.request_id] = _Own(op)
+        self._own.setdefault(event.request_id, {})[sent.leg] = _Own(op)
         self._news.append(op)
 
     def _flush(self) -> Sequence[Action]:
@@ -216,184 +214,85 @@ class Replica:
     def _all_open(self, dest: int) -> Sequence[Action]:
         """Everything that we have open, for a peer that has missed something; what waits is told before it."""
         ops: list[BookingOp] = []
-        for own in self._own.values():
-            ops.append(own.add)
-            if own.prefilled:
-                ops.append(BookingOp(step=BookingStep.PREFILL_DONE, booking=own.add.booking))
+        for legs in self._own.values():
+            for leg, own in legs.items():
+                ops.append(own.add)
+                if own.prefilled:
+                    ops.append(BookingOp(step=BookingStep.PREFILL_DONE, booking=own.add.booking, leg=leg))
         return (*self._flush(), self._publish(SyncKind.RESYNC, tuple(ops), dest))
 
     # ------------------------------------------------------------ their news
 
-    def _hear(self, event: PeerBooking, view: ClusterView) -> Sequence[Action]:
+    def _hear(self, event: PeerBooking, view: ClusterView) -> Iterator[Action]:
         self._counts["heard"] += 1
         peer = self._peers.setdefault(event.origin, _Peer())
         peer.heard_s = event.at_s
         if event.kind is SyncKind.ASK:
-            return self._all_open(event.origin) if self._sync else ()
+            if self._sync:
+                yield from self._all_open(event.origin)
+            return
         if event.kind is SyncKind.RESYNC:
             self._counts["resyncs"] += 1
-            self._forget(event.origin, peer, event.at_s, view, keep={op.booking for op in event.ops})
+            keep = {_Key(op.booking, op.leg) for op in event.ops}
+            yield from self._forget(event.origin, peer, event.at_s, view, keep)
             peer.stale = False
         elif event.seq > peer.seq + 1:
             self._counts["gaps"] += event.seq - peer.seq - 1
             peer.stale = True
         peer.seq = max(peer.seq, event.seq)
         for op in event.ops:
-            self._take(event.origin, peer, op, event.at_s, view)
-        ordered, self._ordered = self._ordered, []
-        actions = self._and_tell(event, view, ordered)
+            yield from self._take(event.origin, peer, op, event.at_s, view)
+        yield from self._tell(event.at_s)
         if peer.stale and event.at_s >= peer.asked_s + ASK_AGAIN_S:
             peer.asked_s = event.at_s
-            return (*actions, self._publish(SyncKind.ASK, (), event.origin))
-        return actions
+            yield self._publish(SyncKind.ASK, (), event.origin)
 
-    def _take(self, origin: int, peer: _Peer, op: BookingOp, now_s: float, view: ClusterView) -> None:
-        booking = _name(origin, op.booking)
+    def _take(self, origin: int, peer: _Peer, op: BookingOp, now_s: float, view: ClusterView) -> Iterator[Action]:
+        """One step of a peer's booking, as if it were ours; our router may order something for it."""
+        key = _Key(op.booking, op.leg)
         if op.step is BookingStep.ADD:
             _prune(peer.ended, now_s)
-            if op.booking in peer.open or op.booking in peer.ended:
-                return
-            if op.worker_id is None or op.worker_id not in view.workers:
-                return
-            peer.open[op.booking] = op.worker_id
-            arrived = RequestArrived(at_s=now_s, request_id=booking, isl=op.isl, blocks=op.blocks)
-            self._router.peer_sent(arrived, op.worker_id, op.overlap_blocks)
+            if key not in peer.open and key not in peer.ended and op.worker_id in view.workers:
+                assert op.worker_id is not None
+                peer.open[key] = op.worker_id
+                arrived = RequestArrived(at_s=now_s, request_id=_name(origin, key), isl=op.isl, blocks=op.blocks)
+                self._router.peer_sent(arrived, op.worker_id, op.overlap_blocks, op.leg)
         elif op.step is BookingStep.FREE:
-            if op.booking in peer.open:
-                self._free(peer, op.booking, booking, now_s, view)
+            if key in peer.open:
+                yield from self._free(origin, peer, key, now_s, view)
             else:
                 self._counts["tombstones"] += 1
                 _prune(peer.ended, now_s)
-                peer.ended[op.booking] = now_s + TOMBSTONE_S
-        elif op.booking in peer.open:
-            self._tell(FirstToken(at_s=now_s, request_id=booking, worker_id=peer.open[op.booking]), view)
+                peer.ended[key] = now_s + TOMBSTONE_S
+        elif key in peer.open:
+            done = FirstToken(at_s=now_s, request_id=_name(origin, key), worker_id=peer.open[key])
+            yield from self._ordered(done, view)
 
-    def _tell(self, event: Event, view: ClusterView) -> None:
-        """Let our router know; what it orders for that is kept."""
-        self._ordered += self._asked(event, view)
+    def _free(self, origin: int, peer: _Peer, key: _Key, now_s: float, view: ClusterView) -> Iterator[Action]:
+        del peer.open[key]
+        yield from self._ordered(RequestCancelled(at_s=now_s, request_id=_name(origin, key)), view)
 
-    def _free(self, peer: _Peer, name: str, booking: RequestId, now_s: float, view: ClusterView) -> None:
-        del peer.open[name]
-        self._tell(RequestCancelled(at_s=now_s, request_id=booking), view)
-
-    def _forget(self, origin: int, peer: _Peer, now_s: float, view: ClusterView, keep: set[str]) -> None:
+    def _forget(
+        self, origin: int, peer: _Peer, now_s: float, view: ClusterView, keep: Set[_Key] = frozenset()
+    ) -> Iterator[Action]:
         """All that a peer has said of its bookings, but those to keep, is over."""
-        for name in [name for name in peer.open if name not in keep]:
-            self._free(peer, name, _name(origin, name), now_s, view)
+        for key in [key for key in peer.open if key not in keep]:
+            yield from self._free(origin, peer, key, now_s, view)
 
-    def _drop_the_silent(self, now_s: float, view: ClusterView) -> None:
+    def _drop_the_silent(self, now_s: float, view: ClusterView) -> Iterator[Action]:
         for origin, peer in self._peers.items():
             if peer.open and now_s >= peer.heard_s + SILENCE_S:
                 self._counts["silent"] += 1
-                self._forget(origin, peer, now_s, view, keep=set())
+                yield from self._forget(origin, peer, now_s, view)
 
 
-class Fleet:
-    """Several replicas in one controller, with the arrivals spread over them.
-
-    Each replica has a view of its own: workers come and go for all of them at once, a request is seen by the one that
-    it arrived at alone. KV events reach router i later by i times the lag of the settings.
-    """
-
-    subscribes: ClassVar[frozenset[type[Event]]] = frozenset(
-        {WorkerUp, WorkerDraining, WorkerRecalled, WorkerFenced, WorkerUnfenced, WorkerLost, *Replica.subscribes}
-    )
-
-    def __init__(self, routers: Sequence[Router], settings: ReplicaSettings) -> None:
-        if len(routers) != settings.count:
-            raise ConfigError(f"replicas.count is {settings.count}, and {len(routers)} routers were made")
-        self._settings = settings
-        self._replicas = tuple(
-            Replica(router, me, sync=settings.sync and settings.count > 1, batch_s=settings.batch_s)
-            for me, router in enumerate(routers)
-        )
-        self.subscribes = Fleet.subscribes.union(*(replica.subscribes for replica in self._replicas))  # type: ignore[misc]
-        self._views = tuple(Cluster() for _ in routers)
-        self._late: list[deque[tuple[float, WorkerEvent]]] = [deque() for _ in routers]
-        self._home: dict[RequestId, int] = {}
-        self._arrived = 0
-
-    @property
-    def replicas(self) -> Sequence[Replica]:
-        return self._replicas
-
-    def counters(self) -> dict[str, int]:
-        """The counters of all replicas, added up."""
-        told: dict[str, int] = {}
-        for replica in self._replicas:
-            for name, count in replica.counters().items():
-                told[name] = told.get(name, 0) + count
-        return told
-
-    def decide(self, event: Event, view: ClusterView) -> Sequence[Action]:
-        if isinstance(event, RequestEvent):
-            return self._request(event)
-        if isinstance(event, PeerBooking):
-            return self._ask(event.dest, event)
-        everybody = range(len(self._replicas))
-        if isinstance(event, (BlocksStored, BlocksRemoved, BlocksCleared)):
-            return [action for i in everybody for action in self._blocks(i, event)]
-        if isinstance(event, WorkerEvent):
-            for i, one in enumerate(self._views):
-                one.fold(event)
-                if isinstance(event, (WorkerUp, WorkerLost)):
-                    self._late[i] = deque(late for late in self._late[i] if late[1].worker_id != event.worker_id)
-            if isinstance(event, WorkerReported):
-                return [action for i in everybody for action in self._ask(i, event)]
-        return [action for i in everybody for action in self._ask(i, event)]
-
-    # ------------------------------------------------------------ who hears what
-
-    def _request(self, event: RequestEvent) -> Sequence[Action]:
-        home = self._home.get(event.request_id)
-        if home is None:
-            assert isinstance(event, RequestArrived)
-            home = self._home[event.request_id] = self._choose(event)
-        view = self._views[home]
-        view.fold(event)
-        actions = self._ask(home, event)
-        if type(event) in ENDS:
-            del self._home[event.request_id]
-        return actions
-
-    def _choose(self, event: RequestArrived) -> int:
-        """The router that a request arrives at."""
-        settings, turn = self._settings, self._arrived
-        self._arrived += 1
-        if settings.spread == "random":
-            return pick(draw(settings.seed, "replica", event.request_id), settings.count)
-        if settings.spread == "session" and event.session_id is not None:
-            return xxhash.xxh3_64_intdigest(event.session_id.encode()) % settings.count
-        return turn % settings.count
-
-    def _ask(self, i: int, event: Event) -> Sequence[Action]:
-        replica = self._replicas[i]
-        if type(event) not in replica.subscribes:
-            return ()
-        late = self._late[i]
-        while late and late[0][0] <= event.at_s:
-            replica.decide(late.popleft()[1], self._views[i])
-        actions = replica.decide(event, self._views[i])
-        for action in actions:
-            self._views[i].apply(action)
-        return tuple(replace(a, reason=f"router {i}: {a.reason}") if isinstance(a, Dispatch) else a for a in actions)
-
-    def _blocks(self, i: int, event: BlocksStored | BlocksRemoved | BlocksCleared) -> Sequence[Action]:
-        """KV events of a worker, now or later; later ones are taken in before whatever this router is asked next."""
-        lag_s = i * self._settings.kv_lag_s
-        if lag_s > 0.0:
-            if type(event) in self._replicas[i].subscribes:
-                self._late[i].append((event.at_s + lag_s, event))
-            return ()
-        return self._ask(i, event)
-
-
-def _name(origin: int, booking: str) -> RequestId:
+def _name(origin: int, key: _Key) -> RequestId:
     """The name of a peer's booking in our books."""
-    return RequestId(f"router {origin}/{booking}")
+    leg = "" if key.leg is Leg.AGG else f" {key.leg.value}"
+    return RequestId(f"router {origin}/{key.booking}{leg}")
 
 
-def _prune(ended: dict[str, float], now_s: float) -> None:
+def _prune(ended: dict[_Key, float], now_s: float) -> None:
     """Forget what need not be remembered any more; entries are in order of time."""
     while ended:
         name, until_s = next(iter(ended.items()))

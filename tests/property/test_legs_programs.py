@@ -20,7 +20,7 @@ from simulate import RowsDemand, engine_settings, trace_row
 from test_engine_against_naive import KEY_TOKENS, traces
 
 from policies.cluster.actions import Action
-from policies.cluster.controller import Controller
+from policies.cluster.controller import Controller, Policy
 from policies.cluster.events import Event
 from policies.cluster.ids import Role, WorkerId
 from policies.cluster.invariants import Invariants
@@ -34,6 +34,7 @@ from twin.mocker.demand import Row
 from twin.mocker.handoff import Handoff, HandoffPlan, HandoffRules, Load, PrivateMover
 from twin.mocker.links import Network, Part
 from twin.mocker.requests import OpenRequest
+from twin.mocker.routersync import SyncPlan
 from twin.mocker.sinks import MemorySinks
 from twin.mocker.tierplan import TierPlan
 from twin.mocker.world import MockWorld, WorkerSpec
@@ -136,23 +137,12 @@ class OneLink:
         return self.network.estimate_s(("wire",), max(load.tokens, 1))
 
 
-def carry_out(
-    program: Program,
-    *,
-    leap: bool,
-    acts: Sequence[tuple[float, Callable[[MockWorld], None]]] = (),
-    below: Below | None = None,
-    latency: LatencyModel = LATENCY,
-) -> tuple[MemorySinks, dict[int, tuple[OpenRequest, Handoff | None]], MockWorld]:
-    """Run a program; `acts` are things that happen to the world at instants (seconds), before all else then, `below`
-    are tiers below the workers' devices.
-
-    Returns its record, by row the request as it ended with its last hand-off, and the world as it is then.
-    """
+def legs_policy(program: Program) -> Disaggregated:
+    """One router that places the legs of a program."""
     base = load(None, {"TRACE": "x", "--router": program.router, "--seed": 1})
     settings_ = router_settings(base, program.rules.block_size)
     prefill, decode = (build(leg) for leg in leg_settings(settings_))
-    policy = Disaggregated(
+    return Disaggregated(
         prefill,  # type: ignore[arg-type]
         decode,  # type: ignore[arg-type]
         DisaggregationSettings(
@@ -162,6 +152,24 @@ def carry_out(
         ),
     )
 
+
+def carry_out(
+    program: Program,
+    *,
+    leap: bool,
+    acts: Sequence[tuple[float, Callable[[MockWorld], None]]] = (),
+    below: Below | None = None,
+    latency: LatencyModel = LATENCY,
+    policy: Policy | None = None,
+    sync: SyncPlan | None = None,
+) -> tuple[MemorySinks, dict[int, tuple[OpenRequest, Handoff | None]], MockWorld]:
+    """Run a program; `acts` are things that happen to the world at instants (seconds), before all else then, `below`
+    are tiers below the workers' devices.
+
+    Returns its record, by row the request as it ended with its last hand-off, and the world as it is then.
+    """
+    if policy is None:
+        policy = legs_policy(program)
     network = Network(Clock(), below.links) if below is not None else None
 
     def mover(clock: Any) -> Any:
@@ -194,6 +202,7 @@ def carry_out(
         key_tokens=KEY_TOKENS,
         handoff=HandoffPlan(rules=program.rules, mover=mover, decode_kv_events=program.conditional != "off"),
         network=network,
+        sync=sync,
         on_end=lambda request, status: ended.update({request.row.row: (request, request.handoff)}),
     )
     watched.world = world

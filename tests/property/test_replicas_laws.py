@@ -15,8 +15,8 @@ from policies.cluster.controller import Controller, Policy
 from policies.cluster.events import Event
 from policies.cluster.ids import WorkerId
 from policies.cluster.invariants import Invariants
+from policies.router.fleet import Fleet, ReplicaSettings
 from policies.router.kv import Kv
-from policies.router.replicas import Fleet, ReplicaSettings
 from twin.mocker.routersync import SyncPlan
 from twin.mocker.sinks import MemorySinks
 from twin.mocker.world import MockWorld, WorkerSpec

@@ -12,8 +12,8 @@ from policies.cluster.state import ClusterView
 from policies.errors import ConfigError
 from policies.router.affinity import AffinitySettings
 from policies.router.disaggregation import Disaggregated, DisaggregationSettings
+from policies.router.fleet import Fleet, ReplicaSettings
 from policies.router.kv import Kv
-from policies.router.replicas import Fleet, ReplicaSettings
 
 TEN = list(range(10))
 LONGER = [*TEN, 99]

@@ -22,8 +22,9 @@ from policies.cluster.events import (
 from policies.cluster.ids import RequestId, WorkerId
 from policies.cluster.state import Cluster
 from policies.errors import ConfigError
+from policies.router.fleet import Fleet, ReplicaSettings
 from policies.router.kv import Kv
-from policies.router.replicas import BATCH_OPS, SILENCE_S, TOMBSTONE_S, Fleet, Replica, ReplicaSettings
+from policies.router.replicas import BATCH_OPS, SILENCE_S, TOMBSTONE_S, Replica
 
 A, B = WorkerId(0), WorkerId(1)
 
@@ -192,7 +193,7 @@ def test_news_wait_for_company_but_not_for_long() -> None:
     one.send("r0", 0.0)
     one.send("r1", 0.0005)
     assert (one.out, [timer.due_s for timer in one.timers]) == ([], [0.001])
-    one.post(TimerFired(at_s=0.001, name="sync 1"))
+    one.post(TimerFired(at_s=0.001, name="sync"))
     (message,) = one.out
     assert [op.booking for op in message.ops] == ["r0", "r1"]
     one.send("r2", 0.002)

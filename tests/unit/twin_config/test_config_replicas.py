@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from policies.errors import CapabilityError, ConfigError
-from policies.router.replicas import Fleet
+from policies.errors import ConfigError
+from policies.router.disaggregation import Disaggregated
+from policies.router.fleet import Fleet
 from twin.config_read import load
 from twin.describe import router_line
 from twin.replay import build_policy
@@ -53,9 +54,18 @@ def test_what_would_do_nothing_is_refused(line: str) -> None:
         load(sets=sets)
 
 
-def test_replicas_of_a_router_that_places_legs_are_refused(tmp_path: Path) -> None:
+def test_a_queue_or_a_limit_on_load_keeps_books_of_what_peers_have_sent() -> None:
+    sets = ["replicas.count=2", "replicas.sync_delay_s=1", "router.mode=least-loaded"]
+    for more in ("router.queue.prefill_busy_tokens=900", "router.busy.prefill_tokens=900"):
+        assert isinstance(build_policy(load(sets=[*sets, more]), 16), Fleet)
+    with pytest.raises(ConfigError, match=r"replicas.sync_delay_s.*keeps no books"):
+        load(sets=[*sets, "router.busy.engine_queue=4"])
+
+
+def test_replicas_of_a_router_that_places_legs(tmp_path: Path) -> None:
     file = tmp_path / "legs.toml"
     groups = "".join(f'[[workers]]\nname = "{role[0]}"\nrole = "{role}"\n' for role in ("prefill", "decode"))
     file.write_text(f"[replicas]\ncount = 2\n{groups}", encoding="utf-8")
-    with pytest.raises(CapabilityError, match=r"legs.toml.*replicas.count = 2: .*let all workers be mixed"):
-        load(file)
+    policy = build_policy(load(file), 16)
+    assert isinstance(policy, Fleet)
+    assert [type(replica._router) for replica in policy.replicas] == [Disaggregated] * 2
