@@ -18,6 +18,8 @@ BlockHash = NewType("BlockHash", int)
 class Role(Enum):
     """What a worker does."""
 
+    __hash__ = object.__hash__  # Enum's own is written in Python: a key of hot tables
+
     MIXED = "mixed"
     PREFILL = "prefill"
     DECODE = "decode"

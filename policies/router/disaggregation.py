@@ -129,6 +129,8 @@ class Disaggregated:
         return told | {"local": self._local}
 
     def decide(self, event: Event, view: ClusterView) -> Iterable[Action]:
+        if isinstance(event, (BlocksStored, BlocksRemoved)):  # most events are these
+            return self._told(event, view)
         if isinstance(event, RequestArrived):
             return self._arrived(event, view)
         if isinstance(event, PrefillDone):
@@ -283,13 +285,17 @@ class Disaggregated:
     def _worker_event(self, event: WorkerEvent, view: ClusterView) -> Iterable[Action]:
         if isinstance(event, WorkerUp):
             self._roles[event.worker_id] = event.role
-        router = self._prefill if self._roles.get(event.worker_id) is Role.PREFILL else self._decode
-        orders: Iterable[Action] = router.decide(event, view) if type(event) in router.subscribes else ()
+        orders = self._told(event, view)
         if isinstance(event, WorkerLost):
             self._roles.pop(event.worker_id, None)
             self._prompt_tokens.pop(event.worker_id, None)
             self._decode_blocks.pop(event.worker_id, None)
         return orders
+
+    def _told(self, event: WorkerEvent, view: ClusterView) -> Iterable[Action]:
+        """Tell the leg whose worker an event is about."""
+        router = self._prefill if self._roles.get(event.worker_id) is Role.PREFILL else self._decode
+        return router.decide(event, view) if type(event) in router.subscribes else ()
 
 
 def _begun(event: RequestEvent, view: ClusterView, *, anew: bool) -> RequestArrived:
