@@ -28,6 +28,8 @@ class Role(Enum):
 class Leg(Enum):
     """Which part of a request a worker does: all of it, or one side of a hand-off."""
 
+    __hash__ = object.__hash__
+
     AGG = "agg"
     PREFILL = "prefill"
     DECODE = "decode"

@@ -27,8 +27,6 @@ from policies.cluster.events import (
 class RequestState(Enum):
     """Where a request stands, as the cluster knows it."""
 
-    __hash__ = object.__hash__  # Enum's own is written in Python: a key of hot tables
-
     ARRIVED = "arrived"
     QUEUED = "queued"
     DISPATCHED = "dispatched"
