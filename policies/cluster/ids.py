@@ -18,6 +18,8 @@ BlockHash = NewType("BlockHash", int)
 class Role(Enum):
     """What a worker does."""
 
+    __hash__ = object.__hash__  # Enum's own is written in Python: a key of hot tables
+
     MIXED = "mixed"
     PREFILL = "prefill"
     DECODE = "decode"
@@ -25,6 +27,8 @@ class Role(Enum):
 
 class Leg(Enum):
     """Which part of a request a worker does: all of it, or one side of a hand-off."""
+
+    __hash__ = object.__hash__
 
     AGG = "agg"
     PREFILL = "prefill"

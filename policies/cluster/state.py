@@ -13,6 +13,8 @@ from typing import NoReturn
 from policies.cluster.actions import Action, Dispatch, Enqueue
 from policies.cluster.events import (
     ENDS,
+    BlocksRemoved,
+    BlocksStored,
     Event,
     PrefillDone,
     RequestArrived,
@@ -193,6 +195,8 @@ class Cluster(ClusterView):
             self._requests[event.request_id] = RequestView(event)
         elif isinstance(event, RequestEvent):
             self._fold_request(event)
+        elif isinstance(event, (BlocksStored, BlocksRemoved)):
+            pass  # the most frequent of all; who wants to know of caches keeps an index
         elif isinstance(event, WorkerReported):
             worker = self._workers.get(event.worker_id)
             if worker is not None:  # a late report of a worker that has gone is only late

@@ -117,6 +117,8 @@ def costs(
     there no more than the prompt.
     """
     if not w.track_prefill and not w.overlap_credit:  # no term of the prompt is left
+        if not w.active_request:
+            return list(map(float, decode_blocks))
         request = w.active_request
         return [0.0 + decode + request * active for decode, active in zip(decode_blocks, requests, strict=True)]
     columns = zip(prefill_tokens, decode_blocks, requests, device_blocks, strict=True)
@@ -124,6 +126,11 @@ def costs(
         least = min(prefill_tokens)
         return [terms(w, isl_tokens, block_size, Load(*load), least).cost_blocks for load in columns]
     credit, scale, request = w.overlap_credit, w.prefill_load_scale, w.active_request
+    if not request:
+        return [
+            scale * (rest if (rest := (prefill + isl_tokens) / block_size - credit * device) > 0.0 else 0.0) + decode
+            for prefill, decode, device in zip(prefill_tokens, decode_blocks, device_blocks, strict=True)
+        ]
     return [
         scale * (rest if (rest := (prefill + isl_tokens) / block_size - credit * device) > 0.0 else 0.0)
         + decode

@@ -129,6 +129,8 @@ class Disaggregated:
         return told | {"local": self._local}
 
     def decide(self, event: Event, view: ClusterView) -> Iterable[Action]:
+        if isinstance(event, (BlocksStored, BlocksRemoved)):  # most events are these
+            return self._told(event, view) if event.tier is not Tier.G4_REMOTE else self._shared_tier(event, view)
         if isinstance(event, RequestArrived):
             return self._arrived(event, view)
         if isinstance(event, PrefillDone):
@@ -295,15 +297,19 @@ class Disaggregated:
     def _worker_event(self, event: WorkerEvent, view: ClusterView) -> Iterable[Action]:
         if isinstance(event, WorkerUp):
             self._roles[event.worker_id] = event.role
-        if isinstance(event, BlocksStored | BlocksRemoved | BlocksCleared) and event.tier is Tier.G4_REMOTE:
+        if isinstance(event, BlocksCleared) and event.tier is Tier.G4_REMOTE:
             return self._shared_tier(event, view)
-        router = self._prefill if self._roles.get(event.worker_id) is Role.PREFILL else self._decode
-        orders: Iterable[Action] = router.decide(event, view) if type(event) in router.subscribes else ()
+        orders = self._told(event, view)
         if isinstance(event, WorkerLost):
             self._roles.pop(event.worker_id, None)
             self._prompt_tokens.pop(event.worker_id, None)
             self._decode_blocks.pop(event.worker_id, None)
         return orders
+
+    def _told(self, event: WorkerEvent, view: ClusterView) -> Iterable[Action]:
+        """Tell the leg whose worker an event is about."""
+        router = self._prefill if self._roles.get(event.worker_id) is Role.PREFILL else self._decode
+        return router.decide(event, view) if type(event) in router.subscribes else ()
 
     def _shared_tier(self, event: WorkerEvent, view: ClusterView) -> Iterable[Action]:
         """What lies in a tier that all workers share concerns both legs, whoever reports it."""

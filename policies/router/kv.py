@@ -245,14 +245,14 @@ class Kv(Router):
             self._loads = [self._books.load(worker_id) for worker_id in self._ids]
             self._seated = live
         ids, loads = self._ids, self._loads
-        cached = self._cached(event).get
-        added, active = self._added(event)
-        shared = active.get
+        cached, (added, shared) = self._cached(event), self._added(event)
         return Seen(
             self._books.prefills(ids) if self._books.decays else [load.prefill_tokens for load in loads],
-            [load.blocks + added - shared(load.worker_id, 0) for load in loads],
+            [load.blocks + added - shared.get(load.worker_id, 0) for load in loads]
+            if shared
+            else [load.blocks + added for load in loads],
             [load.requests for load in loads],
-            [cached(worker_id, 0) for worker_id in ids],
+            [cached.get(worker_id, 0) for worker_id in ids] if cached else [0] * len(ids),
         )
 
     def _cached(self, event: RequestArrived) -> Mapping[WorkerId, int]:

@@ -87,7 +87,10 @@ class Ties:
         if self._rule == "least_recent":
             turns = [self._noted.get(worker_id, 0) for worker_id in equals]
             return turns.index(min(turns))
-        return pick(draw(self._seed, "tie", draw_id), len(equals))
+        return self._drawn(draw_id, len(equals))
+
+    def _drawn(self, draw_id: str, n: int) -> int:
+        return pick(draw(self._seed, "tie", draw_id), n)
 
     def lowest(self, draw_id: str, costs: Sequence[float], worker_ids: Sequence[WorkerId]) -> tuple[int, str]:
         """Index of the lowest cost and the rule that decided, `min` or `tie`; equal means exactly equal."""
@@ -95,6 +98,8 @@ class Ties:
         if costs.count(least) == 1:
             return costs.index(least), "min"
         equals = [i for i, cost in enumerate(costs) if cost == least]
+        if self._rule == "seeded":  # it does not matter who they are
+            return equals[self._drawn(draw_id, len(equals))], "tie"
         return equals[self.choose(draw_id, [worker_ids[i] for i in equals])], "tie"
 
 

@@ -253,6 +253,9 @@ class BlockPool:
 
     def _note_removed(self, branch: Branch, lo: int, hi: int) -> None:
         """Note the blocks of `lo..hi` that have no other copy."""
+        if branch not in self._by_branch:
+            self.removed.append(BlockRun(branch, lo, hi))
+            return
         self.removed.extend(BlockRun(branch, a, b) for a, b in self.lacking(branch, [(lo, hi)]))
 
     def lacking(self, branch: Branch, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from policies.cluster.blocks import ContentTree
 from policies.cluster.events import Event, FirstToken, PrefillDone, RoomReserved
@@ -45,8 +45,7 @@ class State(Enum):
     RELEASED = "released"
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(NamedTuple):
     """KV of `tokens` tokens in `blocks` blocks from one worker to another; `share` of its bytes is still to be sent."""
 
     source: WorkerId
@@ -324,7 +323,8 @@ class Handoffs:
         side = self._side(worker)
         if outcome.freed:
             side.refused = False
-        side.held += [self._by_src[seq] for seq in outcome.held]
+        if outcome.held:
+            side.held += [self._by_src[seq] for seq in outcome.held]
         if side.pending:
             side.reserved += self._attempt(side)
         if side.held or side.reserved or side.deferred:
@@ -473,8 +473,9 @@ class Handoffs:
         return got
 
     def _try_now(self, side: _Side) -> None:
-        for handoff in self._attempt(side):
-            self._on_reserved(handoff)
+        if side.pending:
+            for handoff in self._attempt(side):
+                self._on_reserved(handoff)
 
     def _on_reserved(self, handoff: Handoff) -> None:
         """Room is taken: fetch what is held, or ask for it to be computed."""
@@ -531,7 +532,7 @@ class Handoffs:
             tokens = blocks * size
         load = Load(source.worker_id, dest.worker_id, tokens, blocks)
         if self.rules.overlap_layers is not None:
-            load = replace(load, share=self._left_to_send(handoff, load, self.rules.overlap_layers))
+            load = load._replace(share=self._left_to_send(handoff, load, self.rules.overlap_layers))
         handoff.move = self._mover.move(load, lambda: self._on_moved(handoff))
 
     def _left_to_send(self, handoff: Handoff, load: Load, layers: int) -> float:

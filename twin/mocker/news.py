@@ -61,6 +61,9 @@ class News:
         """
         if worker.fenced:
             return
+        if not self._world.wires.parts:
+            what()
+            return
         epoch = worker.up.epoch
 
         def heard() -> None:

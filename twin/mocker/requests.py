@@ -165,10 +165,11 @@ class OpenRequest:
     def told(self) -> tuple[Sequence | None, float | None, float | None, int]:
         """What the record says: `admitted`, `first_s`, `last_s`, `made`."""
         seq = self.sequence
-        if seq is None or self.first_token_s is not None or self.outputs is not None or self.heard or self.prefill:
+        if seq is None or self.first_token_s is not None or self.outputs is not None or self.heard:
             return self.admitted, self.first_s, self.last_s, self.made
-        admitted = seq if self.before is None else self.before
-        return admitted, seq.first_token_s, seq.last_token_s or self.last_token_s, self.carried + seq.outputs
+        admitted = self.before or self.prefill or seq
+        made = self._with(seq.outputs) if self.prefill_token else self.carried + seq.outputs
+        return admitted, seq.first_token_s, seq.last_token_s or self.last_token_s, made
 
     @property
     def admitted(self) -> Sequence | None:

@@ -47,7 +47,7 @@ class Wires:
 
     def cut(self, a: Node, b: Node) -> bool:
         """Whether two cannot reach each other now."""
-        return any(part.between(a, b) for part in self.parts.values())
+        return bool(self.parts) and any(part.between(a, b) for part in self.parts.values())
 
     def send(self, source: Node, dest: Node, what: Callable[[], None], *, news: bool = False) -> None:
         """Let something happen that one end tells the other: now, or when it can reach it. `news` (what a worker says

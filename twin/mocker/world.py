@@ -147,6 +147,7 @@ class MockWorld:
         "_seed",
         "_sinks",
         "_timers",
+        "_told_as",
         "_trees",
         "_units",
         "block_tiers",
@@ -201,6 +202,7 @@ class MockWorld:
         self._demand = demand
         self._sinks = sinks
         self._router = router
+        self._told_as = {leg: router if leg is Leg.AGG else f"{router} {leg.value}" for leg in Leg}
         self._concurrency = concurrency
         self._on_end = on_end
         self._progress = progress
@@ -511,7 +513,7 @@ class MockWorld:
                 request.row.row,
                 action.request_id,
                 action.worker_id,
-                self._router if action.leg is Leg.AGG else f"{self._router} {action.leg.value}",
+                self._told_as[action.leg],
                 action.rule,
                 action.overlap_blocks,
                 action.reason,
