@@ -342,7 +342,11 @@ def _kv_health(counters: Mapping[str, int]) -> list[str]:
     warnings = []
     decisions = counters.get("decisions", 0)
     if decisions >= 100 and not counters.get("overlap_differs", 0):
-        warnings.append(f"router kv: overlap was the same on every worker in all {decisions:,} decisions")
+        warnings.append(
+            f"router kv: overlap was the same on every worker in all {decisions:,} decisions "
+            "(routing effectiveness 0); it only balanced load: do prompts of the trace share hash ids, and is "
+            "prefix_caching on?"
+        )
     if counters.get("kv_index_empty", 0):
         warnings.append("router kv: nothing was in the prefix index after the first 100 finished requests")
     return warnings

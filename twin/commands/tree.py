@@ -19,6 +19,7 @@ BUILT_IN = {
     "replay": "twin.commands.replay_typer:replay",
     "compare": "twin.commands.runs:compare",
     "report": "twin.commands.runs:report",
+    "explain": "twin.commands.explain:explain",
     "sweep": "twin.commands.sweep:sweep",
     "synth": "twin.commands.traces:synth",
     "import": "twin.commands.traces:import_",
