@@ -20,6 +20,9 @@ def report(
     png: Annotated[
         Path | None, typer.Option("--png", help="Draw the run as one picture, for slides.", metavar="FILE")
     ] = None,
+    metrics: Annotated[
+        bool, typer.Option("--metrics", help="Print metrics in Prometheus' text format and nothing else.")
+    ] = False,
     no_html: NoHtml = False,
 ) -> int:
     """Print the report of a run again, and make its page anew."""
@@ -30,6 +33,12 @@ def report(
     if png is not None and png.suffix.lower() != ".png":
         raise ConfigError(f"--png {png}: must end in .png; it is the only format of the picture")
     found = Report.load(run)
+    if metrics:
+        from reports.exposition import exposition
+        from reports.record import RunRecord
+
+        print(exposition(found, RunRecord(run)), end="")
+        return Exit.OK
     state = read_run_state(run)
     page = run / "report.json"
     if not no_html:
