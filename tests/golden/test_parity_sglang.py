@@ -126,8 +126,7 @@ def test_every_hand_off_agrees(name: str, shared: Path, tmp_path: Path, monkeypa
     prefill_workers = run["settings"]["num_prefill_workers"]
     off = []
     for row in rows:
-        request, status = ended[int(row["line"])]
-        wrong = test_parity_legs.differences(row, request, status, prefill_workers)
+        wrong = test_parity_legs.differences(row, *ended[int(row["line"])], prefill_workers)
         if wrong:
             off.append((row, wrong))
     assert not off, f"{len(off)} of {len(rows)} rows differ, first: {off[0]}"

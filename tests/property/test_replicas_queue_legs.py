@@ -59,8 +59,8 @@ def plan(count: int, delay_s: float = 0.0, loss: float = 0.0) -> SyncPlan:
 def test_routers_that_place_legs_decide_as_one(program: Program, count: int, spread: str) -> None:
     program = replace(program, router="kv")
     several = fleet([legs_policy(program) for _ in range(count)], spread)
-    alone, _ = carry_out(program, leap=True)
-    shared, _ = carry_out(program, leap=True, policy=several, sync=plan(count))
+    alone, *_ = carry_out(program, leap=True)
+    shared, *_ = carry_out(program, leap=True, policy=several, sync=plan(count))
     assert shared.requests == alone.requests
     assert [row[:7] for row in shared.decisions] == [row[:7] for row in alone.decisions]
     assert [replica.peer_bookings for replica in several.replicas] == [0] * count
