@@ -22,6 +22,7 @@ from policies.resilience.breaker import Breaker, BreakerSettings
 from policies.resilience.drain import DrainRules
 from policies.resilience.health import Canaries, CanarySettings
 from policies.resilience.migration import Migration, MigrationSettings
+from policies.router.build import MODES
 from reports.report import Report
 from twin.config import Config, ResilienceConfig
 from twin.mocker.faults.messages import KV_EVENTS
@@ -124,7 +125,13 @@ class Drill:
                 "leave that out, or the fault"
             )
         self._faults = Faults(
-            world, self.scenario, seed=self._config.seed, detection=detection, network=world.network, **more
+            world,
+            self.scenario,
+            seed=self._config.seed,
+            detection=detection,
+            network=world.network,
+            routers=self._config.replicas.count,
+            **more,
         )
         world.churn.rules = DrainRules(grace_s=resilience.grace_s, timeout_s=resilience.drain_timeout_s)
         self._faults.start()
@@ -149,7 +156,13 @@ class Drill:
 
     def without_effect(self) -> list[str]:
         """Faults that can change nothing in this run, one line each."""
-        return self._faults.without_effect() if self._faults is not None else []
+        mode = self._config.router.mode
+        no_index = mode in MODES and mode != "kv"
+        return (self._faults.without_effect() if self._faults is not None else []) + [
+            f"{fault.name}: index_restart has no effect: mode {mode} keeps no index"
+            for fault in self.scenario.faults
+            if fault.kind == "index_restart" and no_index
+        ]
 
     def finish(self, world: MockWorld, folder: Path, report: Report, *, partial: bool) -> tuple[str, ...]:
         """Write faults.json; returns what was missed, one line each: expectations, and faults that did nothing."""

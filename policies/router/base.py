@@ -157,6 +157,10 @@ class Router:
             self._affinity.over(request_id, at_s)
         return ()
 
+    def lose_index(self, view: ClusterView, at_s: float) -> Iterable[Action]:
+        """What this mode knew of caches is lost; orders that bring it back."""
+        return ()
+
     def withdraw(self, request_id: RequestId) -> None:
         """A request that this router may still hold is to go nowhere."""
 

@@ -109,6 +109,10 @@ class Queued:
         """As the mode knows it."""
         return self._inner.best_overlap(event, view)
 
+    def lose_index(self, view: ClusterView, at_s: float) -> Iterable[Action]:
+        """As the mode takes it."""
+        return self._inner.lose_index(view, at_s)
+
     def peer_sent(self, event: RequestArrived, worker_id: WorkerId, overlap_blocks: int, leg: Leg = Leg.AGG) -> None:
         """Another router sent a request to a worker; nobody who waits here can go for that."""
         self._inner.peer_sent(event, worker_id, overlap_blocks, leg)

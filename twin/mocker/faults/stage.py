@@ -59,13 +59,21 @@ class Stage:
     """One scenario on one world, for those who perform its faults."""
 
     def __init__(
-        self, world: MockWorld, scenario: Scenario, *, seed: int, detection: Detection, network: Network | None
+        self,
+        world: MockWorld,
+        scenario: Scenario,
+        *,
+        seed: int,
+        detection: Detection,
+        network: Network | None,
+        routers: int,
     ) -> None:
         self.world = world
         self.scenario = scenario
         self.seed = scenario.seed if scenario.seed is not None else seed
         self.detection = detection
         self.network = network
+        self.routers = routers
         self.leases: Leases[WorkerId] = Leases(detection.lease_s)
         self.ids = worker_ids(scenario, world.specs)
         self.names = {worker_id: name for name, worker_id in self.ids.items()}
