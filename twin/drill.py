@@ -18,6 +18,7 @@ from policies.cluster.controller import Controller, JournalSink, Policy
 from policies.cluster.events import Event
 from policies.cluster.invariants import Invariants
 from policies.errors import ConfigError
+from policies.resilience.backoff import Backoff
 from policies.resilience.breaker import Breaker, BreakerSettings
 from policies.resilience.drain import DrainRules
 from policies.resilience.health import Canaries, CanarySettings
@@ -81,7 +82,9 @@ class Drill:
         self._faults: Faults | None = None
         self._migration = Migration(
             MigrationSettings(
-                limit=config.resilience.migration_limit, max_seq_len=config.resilience.migration_max_seq_len
+                limit=config.resilience.migration_limit,
+                max_seq_len=config.resilience.migration_max_seq_len,
+                backoff=Backoff(seed=config.seed) if config.resilience.retry_backoff else None,
             )
         )
 

@@ -305,3 +305,19 @@ def test_what_has_nothing_to_act_on_is_refused_with_the_reason(fault: dict, says
 def test_what_a_fault_lacks_is_named(fault: dict, says: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=says):
         read_scenario(scenario(tmp_path, {"at_ms": 1} | fault))
+
+
+def test_a_request_that_two_workers_refuse_waits_before_the_third(tmp_path: Path) -> None:
+    """Both drain and no router has heard of it; the second refusal is followed by about 50 ms."""
+    drains = [
+        {"at_ms": 500, "kind": "drain", "worker": f"pool-{n}", "grace_ms": 0, "known_after_ms": 60_000} for n in (0, 1)
+    ]
+    rows = [{"at": 0, "osl": 300}, {"at": 0, "osl": 300}, {"at": 0}, {"at": 1000}]
+    run = play(tmp_path, rows, drains, "resilience.migration_limit=3", workers=3)
+    sent = [(row["at_s"], row["worker_id"]) for row in run.rows("decisions") if row["row"] == 3]
+    wait_s = Backoff(seed=0).wait_s("retry 3", 2)
+    assert sent == [(1.0, 0), (1.0, 1), (pytest.approx(1.0 + wait_s), 2)]
+    assert 0.04 <= wait_s <= 0.06
+    assert run.requests("status")[3] == "completed"
+    told = json.loads((run.folder / "faults.json").read_text(encoding="utf-8"))
+    assert told["migration"]["migrations_waited"] == 1
