@@ -148,13 +148,15 @@ class Drill:
                 )
 
     def warnings(self) -> list[str]:
-        """What of the scenario relies on a setting that is off."""
+        """Which links were slow, and what of the scenario relies on a setting that is off."""
         table = self._config.resilience
+        told = self._faults.slow_links() if self._faults is not None else []
         if table.migration_limit or not any(fault.kind == "drain" for fault in self.scenario.faults):
-            return []
+            return told
         return [
+            *told,
             "drains: what is left at the end of its time fails, as does what routers send after the grace, for "
-            "migration is off (resilience.migration_limit = 0)"
+            "migration is off (resilience.migration_limit = 0)",
         ]
 
     def without_effect(self) -> list[str]:
@@ -244,10 +246,12 @@ def _check_metric(name: str | None, where: Path) -> None:
             if kind in (int, float, str, bool):
                 raise _no_metric(name, where)
             return
-        hints = typing.get_type_hints(kind)
         if part not in {item.name for item in fields(kind)}:
             raise _no_metric(name, where, f"; {kind.__name__} has {', '.join(item.name for item in fields(kind))}")
-        kind = hints[part]
+        try:
+            kind = typing.get_type_hints(kind)[part]
+        except NameError:
+            return  # it holds what is imported for type checkers alone: the end of the run will tell
         if typing.get_origin(kind) in (typing.Union, types.UnionType):
             kind = next(option for option in typing.get_args(kind) if option is not type(None))
 

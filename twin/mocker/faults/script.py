@@ -119,6 +119,12 @@ class Faults:
             found.append(f"{fault.name}: {fault.kind} at {at_s:g} s was never applied: {why}")
         return found
 
+    def slow_links(self) -> list[str]:
+        """Which link was the fullest while links were slow; called when the run is over."""
+        for what in self._stage.at_end:
+            what()
+        return links.told(self.timeline)
+
     def without_effect(self) -> list[str]:
         """Faults that can change nothing in this run: what they upset is not said, or nobody listens."""
         found = []
