@@ -18,6 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy import Run, toy
 
+from twin.config_read import load
+from twin.replay import replay
+
 EXAMPLES = examples(60)
 AT = st.integers(0, 5000)
 LENGTHS = st.integers(1, 2000)
@@ -55,7 +58,7 @@ ROWS = st.lists(
 )
 
 
-def play(folder: Path, rows: list[tuple[int, int, int, int]], program: list[dict], *sets: str, leap: bool) -> Run:
+def play(folder: Path, rows: list[tuple[int, int, int, int]], program: list[dict], kind: str, *, leap: bool) -> Run:
     at_ms, lines = 0, []
     for n, (after_ms, blocks, osl, group) in enumerate(rows):
         at_ms += after_ms
@@ -64,23 +67,47 @@ def play(folder: Path, rows: list[tuple[int, int, int, int]], program: list[dict
         lines.append(row | {"session_id": f"s{n % 3}"})
     trace, scenario = folder / "rows.jsonl", folder / "faults.json"
     trace.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    scenario.write_text(json.dumps({"faults": program, "expect": [{"invariants": "all"}]}), encoding="utf-8")
-    return toy(
-        trace,
-        folder / f"run{leap}",
-        f"faults.path={scenario}",
-        "resilience.migration_limit=2",
-        "resilience.lease_ttl_s=1",
-        "workers.startup_s=0.2",
-        "trace.hash_block_tokens=16",
-        "workers.engine.block_size=16",
-        "workers.engine.kv_blocks=60",
-        *sets,
-        workers=3,
-        leap=leap,
+    text = json.dumps({"faults": program, "expect": [{"invariants": "all"}]})
+    settings = [f"faults.path={scenario}", "resilience.migration_limit=2", "resilience.lease_ttl_s=1"]
+    if kind not in LEGS:
+        scenario.write_text(text, encoding="utf-8")
+        settings += ["workers.startup_s=0.2", "workers.engine.block_size=16", "workers.engine.kv_blocks=60"]
+        return toy(trace, folder / f"run{leap}", *settings, *SETS[kind], workers=3, leap=leap)
+    scenario.write_text(text.replace("pool-0", "p-0").replace("pool-2", "d-1"), encoding="utf-8")
+    config = folder / "legs.toml"
+    config.write_text(
+        "".join(GROUP.format(name=role[0], role=role) for role in ("prefill", "decode")), encoding="utf-8"
     )
+    flags: dict[str, object] = {"TRACE": str(trace), "--hash-block-tokens": 16}
+    sets = [*settings, "disaggregation.bandwidth_gb_per_s=50", "disaggregation.kv_bytes_per_token=1000000", *LEGS[kind]]
+    done = replay(load(config, flags, sets), out=folder / f"run{leap}", html=False, leap=leap)
+    return Run(done.folder, done.report)
 
 
+GROUP = """
+[[workers]]
+name = "{name}"
+role = "{role}"
+count = 2
+startup_s = 0.2
+[workers.engine]
+kv_blocks = 60
+[workers.latency]
+model = "fixed"
+prefill_s_per_token = 0.001
+decode_s = 0.01
+"""
+LEGS: dict[str, tuple[str, ...]] = {
+    "legs": ("router.mode=kv",),
+    "legs, room first": ("router.mode=kv", "disaggregation.order=decode-first"),
+    "legs, two routers": ("router.mode=kv", "replicas.count=2", "replicas.sync_delay_s=0.004"),
+    "legs and a queue": (
+        "router.mode=kv",
+        "disaggregation.order=decode-first",
+        "router.queue.prefill_busy_tokens=100",
+    ),
+}
+"""What is asked of routers that place prefill and decode legs."""
 SETS: dict[str, tuple[str, ...]] = {
     "kv": ("router.mode=kv",),
     "guesses": ("router.mode=kv", "router.use_kv_events=false"),
@@ -97,14 +124,14 @@ SETS: dict[str, tuple[str, ...]] = {
 }
 
 
-@pytest.mark.parametrize("kind", SETS)
+@pytest.mark.parametrize("kind", [*SETS, *LEGS])
 @EXAMPLES
 @given(ROWS, PROGRAMS)
 def test_whatever_befalls_the_control_plane(
     kind: str, rows: list[tuple[int, int, int, int]], program: list[dict]
 ) -> None:
     with tempfile.TemporaryDirectory() as name:
-        leapt, stepped = (play(Path(name), rows, program, *SETS[kind], leap=leap) for leap in (True, False))
+        leapt, stepped = (play(Path(name), rows, program, kind, leap=leap) for leap in (True, False))
         for column in ("status", "reason", "worker_id", "dispatch_s", "first_token_s", "last_token_s", "migrations"):
             assert leapt.requests(column) == stepped.requests(column), column
         assert leapt.rows("decisions") == stepped.rows("decisions")
