@@ -34,8 +34,9 @@ from policies.cluster.events import (
 from policies.cluster.ids import Leg, RequestId, Role, WorkerId
 from policies.cluster.state import ClusterView, WorkerView
 from policies.router.backlog import Work
-from policies.router.base import Refusal, Router
+from policies.router.base import Router
 from policies.router.queue import Classes, Queue, QueueClass, QueueSettings, Waiting
+from policies.router.select import Refusal
 from policies.router.settings import RouterSettings
 
 LOOK, EXPIRE, CALM = "router-queue", "router-queue-wait", "router-queue-calm"
