@@ -674,6 +674,9 @@ class ResilienceConfig:
     migration_max_seq_len: int | None = _key(
         None, "no migration of longer requests: prompt and delivered tokens", low=1, high=LARGEST, absent="no limit"
     )
+    retry_backoff: bool = _key(
+        True, "a request that is sent again after a try without any answer waits: 50 ms, 200 ms, then 1 s"
+    )
     detection_delay_s: float = _key(0.0, "until a broken connection is known", low=0, high=LONGEST_S)
     canary_idle_s: float = _key(
         10.0, "silence of a worker before it gets a canary; 0: none are sent", low=0, high=LONGEST_S

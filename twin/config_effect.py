@@ -406,8 +406,14 @@ def _resilience(config: Config) -> Iterator[tuple[str, str]]:
     if config.faults.path is None:
         for name in _changed(config.resilience, [entry.name for entry in keys_of(ResilienceConfig)]):
             yield f"resilience.{name}", "nothing in this run loses workers; a scenario of faults does (--faults FILE)"
-    elif config.resilience.migration_max_seq_len is not None and not config.resilience.migration_limit:
+        return
+    if config.resilience.migration_max_seq_len is not None and not config.resilience.migration_limit:
         yield "resilience.migration_max_seq_len", "migration is off; it needs resilience.migration_limit"
+    if not config.resilience.retry_backoff and config.resilience.migration_limit < 2:
+        yield (
+            "resilience.retry_backoff",
+            "nothing is sent again twice; it needs resilience.migration_limit >= 2",
+        )
 
 
 def _observe(config: Config) -> Iterator[tuple[str, str]]:

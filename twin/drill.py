@@ -18,10 +18,12 @@ from policies.cluster.controller import Controller, JournalSink, Policy
 from policies.cluster.events import Event
 from policies.cluster.invariants import Invariants
 from policies.errors import ConfigError
+from policies.resilience.backoff import Backoff
 from policies.resilience.breaker import Breaker, BreakerSettings
 from policies.resilience.drain import DrainRules
 from policies.resilience.health import Canaries, CanarySettings
 from policies.resilience.migration import Migration, MigrationSettings
+from policies.router.build import MODES
 from reports.report import Report
 from twin.config import Config, ResilienceConfig
 from twin.mocker.faults.messages import KV_EVENTS
@@ -80,7 +82,9 @@ class Drill:
         self._faults: Faults | None = None
         self._migration = Migration(
             MigrationSettings(
-                limit=config.resilience.migration_limit, max_seq_len=config.resilience.migration_max_seq_len
+                limit=config.resilience.migration_limit,
+                max_seq_len=config.resilience.migration_max_seq_len,
+                backoff=Backoff(seed=config.seed) if config.resilience.retry_backoff else None,
             )
         )
 
@@ -124,7 +128,13 @@ class Drill:
                 "leave that out, or the fault"
             )
         self._faults = Faults(
-            world, self.scenario, seed=self._config.seed, detection=detection, network=world.network, **more
+            world,
+            self.scenario,
+            seed=self._config.seed,
+            detection=detection,
+            network=world.network,
+            routers=self._config.replicas.count,
+            **more,
         )
         world.churn.rules = DrainRules(grace_s=resilience.grace_s, timeout_s=resilience.drain_timeout_s)
         self._faults.start()
@@ -138,18 +148,26 @@ class Drill:
                 )
 
     def warnings(self) -> list[str]:
-        """What of the scenario relies on a setting that is off."""
+        """Which links were slow, and what of the scenario relies on a setting that is off."""
         table = self._config.resilience
+        told = self._faults.slow_links() if self._faults is not None else []
         if table.migration_limit or not any(fault.kind == "drain" for fault in self.scenario.faults):
-            return []
+            return told
         return [
+            *told,
             "drains: what is left at the end of its time fails, as does what routers send after the grace, for "
-            "migration is off (resilience.migration_limit = 0)"
+            "migration is off (resilience.migration_limit = 0)",
         ]
 
     def without_effect(self) -> list[str]:
         """Faults that can change nothing in this run, one line each."""
-        return self._faults.without_effect() if self._faults is not None else []
+        mode = self._config.router.mode
+        no_index = mode in MODES and mode != "kv"
+        return (self._faults.without_effect() if self._faults is not None else []) + [
+            f"{fault.name}: index_restart has no effect: mode {mode} keeps no index"
+            for fault in self.scenario.faults
+            if fault.kind == "index_restart" and no_index
+        ]
 
     def finish(self, world: MockWorld, folder: Path, report: Report, *, partial: bool) -> tuple[str, ...]:
         """Write faults.json; returns what was missed, one line each: expectations, and faults that did nothing."""
@@ -228,10 +246,12 @@ def _check_metric(name: str | None, where: Path) -> None:
             if kind in (int, float, str, bool):
                 raise _no_metric(name, where)
             return
-        hints = typing.get_type_hints(kind)
         if part not in {item.name for item in fields(kind)}:
             raise _no_metric(name, where, f"; {kind.__name__} has {', '.join(item.name for item in fields(kind))}")
-        kind = hints[part]
+        try:
+            kind = typing.get_type_hints(kind)[part]
+        except NameError:
+            return  # it holds what is imported for type checkers alone: the end of the run will tell
         if typing.get_origin(kind) in (typing.Union, types.UnionType):
             kind = next(option for option in typing.get_args(kind) if option is not type(None))
 

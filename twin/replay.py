@@ -39,7 +39,7 @@ from twin.link_use import uses_links
 from twin.mocker.clock import Clock
 from twin.mocker.demand import Demand
 from twin.mocker.world import MockWorld, Observation
-from twin.routing import router_settings
+from twin.routing import kinds_of_faults, router_settings
 
 if TYPE_CHECKING:
     from policies.cluster.journal import Journal
@@ -311,6 +311,15 @@ def build_policy(config: Config, block_size: int, *, explain: bool = False) -> P
 
 
 def _one_router(config: Config, settings: RouterSettings) -> Policy:
+    """One router of the run, which may be restarted where its scenario does that."""
+    if kinds_of_faults(config) & {"router_restart", "index_restart"}:
+        from policies.router.restart import Restartable
+
+        return Restartable(lambda: _plain_router(config, settings))
+    return _plain_router(config, settings)
+
+
+def _plain_router(config: Config, settings: RouterSettings) -> Policy:
     if config.is_disaggregated:
         from twin.legs import build_legs
 

@@ -86,20 +86,20 @@ def _queue(config: Config) -> QueueSettings | None:
 
 def _busy(config: Config) -> BusySettings | None:
     busy = config.router.busy
-    if not busy.is_on and not _limits_change(config):
+    if not busy.is_on and "busy_thresholds" not in kinds_of_faults(config):
         return None
     from policies.router.overload import BusySettings
 
     return BusySettings(**{f.name: getattr(busy, f.name) for f in fields(BusySettings)})
 
 
-def _limits_change(config: Config) -> bool:
-    """Whether a scenario of this run sets limits on load while it runs."""
+def kinds_of_faults(config: Config) -> frozenset[str]:
+    """The kinds of faults that the scenario of this run has; none without one."""
     if config.faults.path is None:
-        return False
+        return frozenset()
     from twin.scenario.reading import read_scenario
 
-    return any(fault.changes for fault in read_scenario(config.faults.path).faults)
+    return frozenset(fault.kind for fault in read_scenario(config.faults.path).faults)
 
 
 def _affinity(config: Config) -> AffinitySettings | None:

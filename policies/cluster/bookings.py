@@ -21,11 +21,14 @@ class BookingStep(Enum):
 
 
 class SyncKind(Enum):
-    """A batch of news, all that is open (`RESYNC`), or the wish for that (`ASK`)."""
+    """A batch of news, all that is open (`RESYNC`), or the wish for that (`ASK`); of one that has lost everything
+    (`LOST`) also the wish for its own bookings, which come back as its peers know them (`RETURN`)."""
 
     NEWS = "news"
     RESYNC = "resync"
     ASK = "ask"
+    LOST = "lost"
+    RETURN = "return"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -285,7 +285,8 @@ class ProbeEnded(WorkerEvent):
 class PeerBooking(Event):
     """Router `origin` tells router `dest` what became of its bookings; `seq` counts the messages of `origin`.
 
-    A `RESYNC` holds all that `origin` has open; an `ASK` wants one from `dest`.
+    A `RESYNC` holds all that `origin` has open; an `ASK` wants one from `dest`. A `LOST` wants it too, and a `RETURN`:
+    what `origin` knows of the bookings of `dest`.
     """
 
     origin: int
@@ -293,6 +294,21 @@ class PeerBooking(Event):
     seq: int
     kind: SyncKind
     ops: tuple[BookingOp, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterRestarted(Event):
+    """The process of router number `router` (the only one is 0) was restarted: what it kept is gone, and what it had
+    sent out goes on. Whoever waited in it asks again."""
+
+    router: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexLost(Event):
+    """Router number `router` has lost what it knew of caches, and nothing else."""
+
+    router: int = 0
 
 
 # ---------------------------------------------------------------- KV blocks, time

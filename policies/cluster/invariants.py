@@ -43,6 +43,7 @@ from policies.cluster.events import (
     RequestInterrupted,
     RequestMigrated,
     RequestRejected,
+    RouterRestarted,
     TimerFired,
     TokensEmitted,
     WorkerDraining,
@@ -167,6 +168,7 @@ class Invariants:
         self._serves: dict[WorkerId, frozenset[str]] = {}  # workers that do not serve every adapter
         self._draining: set[WorkerId] = set()
         self._queued: set[RequestId] = set()
+        self._again: set[RequestId] = set()  # waited in a router that was restarted, and may be queued once more
         self._rejects: set[RequestId] = set()
         self._cancels: set[RequestId] = set()
         self._interrupted: set[RequestId] = set()  # no order yet, or one that is not carried out yet
@@ -192,6 +194,8 @@ class Invariants:
             self._on_request(event)
         elif isinstance(event, WorkerEvent):
             self._on_worker(event)
+        elif isinstance(event, RouterRestarted):
+            self._again = set(self._queued)
         elif isinstance(event, TimerFired) and self._timers.pop(event.name, None) is None:
             raise broken(ANSWERED, f"{event!r}, a timer that nobody set or that fired before")
         for action in actions:
@@ -471,6 +475,9 @@ class Invariants:
         whole = request_id in self._sent and request_id not in self._split
         if request_id not in self._open or request_id in self._rejects or request_id in self._interrupted or whole:
             raise broken(LIFE, f"{action!r}, which is not open, or sent or refused", self._story(request_id))
+        if request_id in self._again:
+            self._again.discard(request_id)
+            self._queued.discard(request_id)
         if request_id in self._queued or request_id in self._prefills:
             raise broken(ANSWERED, f"{action!r}, and an earlier Enqueue or Dispatch is open", self._story(request_id))
         self._queued.add(request_id)

@@ -51,7 +51,14 @@ TRANSITIONS: MappingProxyType[RequestState, MappingProxyType[type[Event | Action
         _S.ARRIVED: MappingProxyType(
             {Dispatch: _S.DISPATCHED, Enqueue: _S.QUEUED, RequestRejected: _S.REJECTED, **_ENDINGS}
         ),
-        _S.QUEUED: MappingProxyType({Dispatch: _S.DISPATCHED, RequestRejected: _S.REJECTED, **_ENDINGS}),
+        _S.QUEUED: MappingProxyType(
+            {
+                Dispatch: _S.DISPATCHED,
+                Enqueue: _S.QUEUED,  # its router was restarted, and it asked again
+                RequestRejected: _S.REJECTED,
+                **_ENDINGS,
+            }
+        ),
         _S.DISPATCHED: MappingProxyType(
             {
                 RoomReserved: _S.DISPATCHED,  # destination first: the decode leg is placed before the prefill leg

@@ -2,16 +2,17 @@
 
 It is sent again, with the tokens that the client already has as part of its prompt, or it fails; either way it ends
 exactly once, and it never passes for an answer that was merely short. A retry count belongs to the request; 0 turns
-migration off. Where the request goes is the router's decision.
+migration off. Tries in a row that came to nothing wait longer each time (`backoff`). Where the request goes is the
+router's decision.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple
 
-from policies.cluster.actions import Action, Fail, Migrate
+from policies.cluster.actions import Action, Fail, Migrate, SetTimer
 from policies.cluster.events import (
     ENDS,
     Event,
@@ -23,13 +24,16 @@ from policies.cluster.events import (
     RequestFinished,
     RequestInterrupted,
     RequestMigrated,
+    TimerFired,
 )
 from policies.cluster.ids import LossCause, RequestId, Trait, WorkerId
 from policies.cluster.state import ClusterView, RequestView
 from policies.errors import ConfigError
+from policies.resilience.backoff import Backoff
 
 ELIGIBLE = frozenset(LossCause) - {LossCause.ENGINE_ERROR}
 """Causes after which another worker may well succeed; what the engine itself refuses or gets wrong is no such cause."""
+_TIMER = "retry "
 UNKEPT = (Trait.GUIDED, Trait.MANY, Trait.LOGPROBS, Trait.TOOLS)
 """What no continuation keeps, unless the engine is known to carry it over; in the order in which it is named."""
 
@@ -38,11 +42,13 @@ UNKEPT = (Trait.GUIDED, Trait.MANY, Trait.LOGPROBS, Trait.TOOLS)
 class MigrationSettings:
     """`limit`: how often one request may be sent again; `max_seq_len`: only while prompt and emitted tokens together
     do not exceed it (None: always). `carried`: traits that the engines in use keep when an answer goes on elsewhere.
+    `backoff`: how long tries wait that follow one without any answer (None: not at all).
     """
 
     limit: int
     max_seq_len: int | None
     carried: frozenset[Trait] = frozenset()
+    backoff: Backoff | None = None
 
     def __post_init__(self) -> None:
         if self.limit < 0:
@@ -75,28 +81,42 @@ class _Attempt:
     since_s: float | None
 
 
+class _Tries(NamedTuple):
+    """How often in a row a request was interrupted without a sign of life between, and the tokens it had then."""
+
+    in_a_row: int
+    emitted_tokens: int
+
+
 class Migration:
-    """One order for each interrupted request, at once: `Migrate` or `Fail`.
+    """One order for each interrupted request: `Migrate`, at once or when it has waited, or `Fail`.
 
     Counters: `migrations_<type>` ordered, where the type says whether the client had a token (`ongoing_request`) or not
     (`new_request`); `migrations_<type>_<outcome>`, an attempt being a `success` when it answered to the end, a
     `failure` when it was interrupted too or the request failed, or `cancelled`; `migration_refused_<code>`;
-    `migrations_sampled`, answers that are not what they would have been. `took`: from the loss to the first sign of
+    `migrations_sampled`, answers that are not what they would have been; `migrations_waited`, those that did not go at
+    once. `took`: from the loss to the first sign of
     life of the next attempt.
     """
 
-    subscribes: ClassVar[frozenset[type[Event]]] = frozenset({RequestInterrupted, PrefillDone, FirstToken, *ENDS})
+    subscribes: ClassVar[frozenset[type[Event]]] = frozenset(
+        {RequestInterrupted, PrefillDone, FirstToken, TimerFired, *ENDS}
+    )
 
     def __init__(self, settings: MigrationSettings) -> None:
         self.settings = settings
         self.took = Span()
         self._counts: dict[str, int] = {}
         self._open: dict[RequestId, _Attempt] = {}
+        self._tries: dict[RequestId, _Tries] = {}
+        self._waiting: dict[RequestId, Migrate] = {}
 
     def decide(self, event: Event, view: ClusterView) -> Sequence[Action]:
         if isinstance(event, RequestInterrupted):
             return (self._order(event, view),)
-        if self._open and isinstance(event, RequestEvent):
+        if isinstance(event, TimerFired):
+            return self._go_on(event.name, view) if self._waiting else ()
+        if (self._open or self._tries) and isinstance(event, RequestEvent):
             self._learn(event)
         return ()
 
@@ -118,15 +138,43 @@ class Migration:
         if event.emitted_tokens and Trait.SAMPLED in request.arrived.traits:
             self._count("migrations_sampled")
         self._open[event.request_id] = _Attempt(kind, event.at_s)
-        return Migrate(
+        order = Migrate(
             request_id=event.request_id,
             attempt=attempt,
             excluded=_still_failed(request, view),
             reason=f"attempt {attempt} of {self.settings.limit}, {event.emitted_tokens} tokens carried",
         )
+        wait_s = self._wait_s(event)
+        if not wait_s:
+            return order
+        self._count("migrations_waited")
+        self._waiting[event.request_id] = order
+        return SetTimer(name=f"{_TIMER}{event.request_id}", due_s=event.at_s + wait_s, reason=order.reason)
+
+    def _wait_s(self, event: RequestInterrupted) -> float:
+        """How long the next try waits: not at all behind a sign of life, nor while KV is held for it."""
+        backoff = self.settings.backoff
+        if backoff is None or event.kept_on is not None:
+            return 0.0
+        last = self._tries.get(event.request_id)
+        went_on = last is None or event.emitted_tokens > last.emitted_tokens
+        tries = 1 if last is None or went_on else last.in_a_row + 1
+        self._tries[event.request_id] = _Tries(tries, event.emitted_tokens)
+        return backoff.wait_s(f"retry {event.request_id}", tries)
+
+    def _go_on(self, timer: str, view: ClusterView) -> Sequence[Action]:
+        """A request has waited, and goes to none of those that failed it and are there still."""
+        request_id = RequestId(timer.removeprefix(_TIMER))
+        order = self._waiting.pop(request_id, None) if timer.startswith(_TIMER) else None
+        if order is None:
+            return ()
+        return (replace(order, excluded=_still_failed(view.requests[request_id], view)),)
 
     def _learn(self, event: RequestEvent) -> None:
         """What became of an attempt."""
+        if type(event) in ENDS:
+            self._waiting.pop(event.request_id, None)
+        self._tries.pop(event.request_id, None)
         if isinstance(event, RequestFinished):
             self._close(event.request_id, "success")
         elif type(event) in ENDS:

@@ -14,10 +14,17 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from policies.cluster.events import ENDS, Event, FirstToken, PrefillDone, RequestInterrupted
+from policies.cluster.ids import RequestId
+from policies.router.books import Books
+
 WINDOW_S = 10.0
 """How far back the rate looks."""
 SHORTEST_S, LONGEST_S = 1.0, 60.0
 """Whole seconds, as HTTP counts them: no sooner than the next one, and no longer than a minute on a guess."""
+
+
+_OVER: frozenset[type[Event]] = frozenset({RequestInterrupted, *ENDS})
 
 
 class Work(NamedTuple):
@@ -59,6 +66,26 @@ class Pace:
         else:
             self._seconds.append(_Second(int(at_s), tokens, requests))
             self._forget(at_s)
+
+    def over(self, request_id: RequestId, at_s: float, books: Books) -> None:
+        """A request, or a leg of it, is on its worker no longer; the books still have it."""
+        self.gone(at_s, books.prompt_tokens_of(request_id), 1)
+
+    def note(self, event: Event, books: Books) -> None:
+        """Work that an event says is gone, before the books take it in."""
+        if isinstance(event, PrefillDone | FirstToken):
+            tokens = books.prompt_tokens_of(event.request_id)
+            if tokens:
+                self.gone(event.at_s, tokens, 0)
+        elif isinstance(event, RequestEvent) and type(event) in _OVER and event.request_id in books:
+            self.over(event.request_id, event.at_s, books)
+
+    def retry_after_s(self, at_s: float, books: Books, *, by_prompts: bool) -> float:
+        """When what is ahead of a client now has gone, if it goes on as fast as of late."""
+        waiting, rate, loads = self.waiting(), self.rate(at_s), books.loads.values()
+        if by_prompts:
+            return retry_after_s(waiting.tokens + sum(load.prefill_tokens for load in loads), rate.tokens)
+        return retry_after_s(waiting.requests + sum(load.requests for load in loads), rate.requests)
 
     def rate(self, at_s: float) -> Work:
         """Work that goes per second, over the window or since the first was sent."""

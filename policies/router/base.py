@@ -29,7 +29,7 @@ from policies.cluster.events import (
 from policies.cluster.ids import Leg, RequestId, Role, WorkerId
 from policies.cluster.state import ClusterView, WorkerView
 from policies.router.books import Books, DecayingBooks
-from policies.router.select import BUSY, ENGINE, Bar, unfit, why_not
+from policies.router.select import BUSY, ENGINE, Bar, Refusal, lacks, unfit, why_not
 from policies.router.settings import RouterSettings
 
 if TYPE_CHECKING:
@@ -40,10 +40,6 @@ if TYPE_CHECKING:
 NO_ENDPOINTS = "no_endpoints"
 ALL_FENCED = "all_fenced"
 """The codes of a refusal because no worker takes new work: there is none, or all who could are leaving."""
-
-_NAMED = 5
-"""Adapters that a refusal names."""
-
 
 NOBODY: frozenset[WorkerId] = frozenset()
 
@@ -58,15 +54,6 @@ class Choice(NamedTuple):
     rule: str
     reason: str
     overlap_blocks: int = 0
-
-
-class Refusal(NamedTuple):
-    """Why a request is not sent anywhere; `code` is a word of router.md's table of refusals. `by_prompts`: too many of
-    them are the reason (None: load is not)."""
-
-    code: str
-    reason: str
-    by_prompts: bool | None = None
 
 
 class Router:
@@ -151,10 +138,14 @@ class Router:
         self._now(at_s)
         if self._books is not None:
             if self._pace is not None:
-                self._pace.gone(at_s, self._books.prompt_tokens_of(request_id), 1)
+                self._pace.over(request_id, at_s, self._books)
             self._books.free(request_id)
         if self._affinity is not None:
             self._affinity.over(request_id, at_s)
+        return ()
+
+    def lose_index(self, view: ClusterView, at_s: float) -> Iterable[Action]:
+        """What this mode knew of caches is lost; orders that bring it back."""
         return ()
 
     def withdraw(self, request_id: RequestId) -> None:
@@ -216,20 +207,10 @@ class Router:
     def refuse(self, request_id: RequestId, refusal: Refusal, at_s: float) -> Reject:
         """The order that says so, counted; where load is the reason, with a time to come again."""
         self._refusals[refusal.code] = self._refusals.get(refusal.code, 0) + 1
-        again_s = None if refusal.by_prompts is None else self._retry_after_s(at_s, refusal.by_prompts)
+        again_s = None
+        if refusal.by_prompts is not None and self._pace is not None and self._books is not None:
+            again_s = self._pace.retry_after_s(at_s, self._books, by_prompts=refusal.by_prompts)
         return Reject(request_id=request_id, code=refusal.code, reason=refusal.reason, retry_after_s=again_s)
-
-    def _retry_after_s(self, at_s: float, by_prompts: bool) -> float | None:
-        """When what is ahead of a client has gone, if it goes on as fast as of late (`backlog`)."""
-        books, pace = self._books, self._pace
-        if books is None or pace is None:
-            return None
-        from policies.router.backlog import retry_after_s
-
-        waiting, rate, loads = pace.waiting(), pace.rate(at_s), books.loads.values()
-        if by_prompts:
-            return retry_after_s(waiting.tokens + sum(load.prefill_tokens for load in loads), rate.tokens)
-        return retry_after_s(waiting.requests + sum(load.requests for load in loads), rate.requests)
 
     def peer_sent(self, event: RequestArrived, worker_id: WorkerId, overlap_blocks: int, leg: Leg = Leg.AGG) -> None:
         """Another router sent a request to a worker: it is booked as if this one had. Its end comes like any other."""
@@ -276,7 +257,7 @@ class Router:
         if self._affinity is not None:
             self._track_sessions(self._affinity, event)
         if self._pace is not None and self._books is not None:
-            self._note_gone(self._pace, self._books, event)
+            self._pace.note(event, self._books)
         if self._accounts and self._books is not None:
             self._account(self._books, event)
 
@@ -287,16 +268,6 @@ class Router:
         elif isinstance(event, RequestInterrupted) or type(event) in ENDS:
             assert isinstance(event, RequestEvent)
             affinity.over(event.request_id, event.at_s, refused=isinstance(event, RequestRejected))
-
-    @staticmethod
-    def _note_gone(pace: Pace, books: Books, event: Event) -> None:
-        """Work that an event says is gone, before the books take it in."""
-        if isinstance(event, PrefillDone | FirstToken):
-            tokens = books.prompt_tokens_of(event.request_id)
-            if tokens:
-                pace.gone(event.at_s, tokens, 0)
-        elif (isinstance(event, RequestInterrupted) or type(event) in ENDS) and event.request_id in books:  # type: ignore[attr-defined]
-            pace.gone(event.at_s, books.prompt_tokens_of(event.request_id), 1)  # type: ignore[attr-defined]
 
     @staticmethod
     def _account(books: Books, event: Event) -> None:
@@ -419,7 +390,7 @@ class Router:
                 f"all {len(loaded)} workers that could are overloaded or full; one is {loaded[0].text}",
                 all(bar.by_prompts for bar in loaded),
             )
-        lacking = self._lacking(event, mine)
+        lacking = lacks(event, mine, self._role, self._taints)
         if lacking is not None:
             return lacking
         shut = [w for w in mine if (w.draining or w.fences) and unfit(w, event, self._taints) is None]
@@ -430,22 +401,6 @@ class Router:
             return Refusal(ALL_FENCED, f"no worker that could takes new work: {', '.join(parts)}")
         kind = "" if self._role is None else f"{self._role.value} "
         return Refusal(NO_ENDPOINTS, f"no {kind}worker takes new work")
-
-    def _lacking(self, event: RequestArrived, mine: Sequence[WorkerView]) -> Refusal | None:
-        """What no worker has, whether it takes new work or not."""
-        hints = event.hints
-        model = hints.model if hints is not None else None
-        if model is not None and not any(w.up.models is None or model in w.up.models for w in mine):
-            return Refusal("unknown_model", f"no worker serves model {model!r}")
-        if event.lora and not any(worker.up.serves(event.lora) for worker in mine):
-            served = {name for worker in mine for name in worker.up.loras or ()}
-            names = f"{', '.join(sorted(served)[:_NAMED])}{', ...' if len(served) > _NAMED else ''}" or "none"
-            role = f"{self._role.value} " if self._role is not None else ""
-            return Refusal("unknown_lora", f"no {role}worker serves adapter {event.lora!r}; there are {names}")
-        for taint in (*self._taints, *(hints.required_taints if hints is not None else ())):
-            if mine and not any(taint in worker.up.taints for worker in mine):
-                return Refusal("missing_taint", f"no worker has the required taint {taint}")
-        return None
 
     def _fits(self, worker: WorkerView) -> bool:
         """Whether a worker does the work that this router gives out."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from policies.cluster.events import RequestArrived
 from policies.cluster.state import ClusterView, WorkerView
-from policies.router.base import Refusal, Router
+from policies.router.base import Router
+from policies.router.select import Refusal
 
 
 class Direct(Router):

@@ -255,6 +255,17 @@ class Disaggregated:
 
     # ------------------------------------------------------------ what the legs must learn
 
+    def lose_index(self, view: ClusterView, at_s: float) -> Iterator[Action]:
+        """What both legs knew of caches is lost."""
+        for router in (self._prefill, self._decode):
+            yield from router.lose_index(view, at_s)
+
+    def resume(self, view: ClusterView) -> None:
+        """Others had sent requests out before this router was there: where these decode, none is placed again."""
+        for request_id, request in view.requests.items():
+            if request.worker_id is not None:
+                self._decoding[request_id] = (request.worker_id, 0)
+
     def peer_sent(self, event: RequestArrived, worker_id: WorkerId, overlap_blocks: int, leg: Leg) -> None:
         """Another router sent a leg of a request there: it counts as if this one had, until its end comes."""
         if leg is Leg.PREFILL:

@@ -21,9 +21,11 @@ from policies.cluster.events import (
     BlocksRemoved,
     BlocksStored,
     Event,
+    IndexLost,
     PeerBooking,
     RequestArrived,
     RequestEvent,
+    RouterRestarted,
     TimerFired,
     WorkerDraining,
     WorkerEvent,
@@ -101,6 +103,8 @@ class Fleet:
     def decide(self, event: Event, view: ClusterView) -> Iterator[Action]:
         if isinstance(event, RequestEvent):
             yield from self._request(event)
+        elif isinstance(event, RouterRestarted | IndexLost):
+            yield from self._ask(event.router, event)
         elif isinstance(event, PeerBooking):
             yield from self._ask(event.dest, event)
         elif isinstance(event, TimerFired):

@@ -7,10 +7,10 @@ counts by its tier.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from policies.cluster.actions import Candidate
+from policies.cluster.actions import Action, Candidate
 from policies.cluster.draws import draw
 from policies.cluster.events import (
     ENDS,
@@ -31,7 +31,7 @@ from policies.cluster.events import (
     WorkerUp,
 )
 from policies.cluster.ids import Tier, WorkerId
-from policies.cluster.state import WorkerView
+from policies.cluster.state import ClusterView, WorkerView
 from policies.errors import ConfigError
 from policies.router import cost
 from policies.router.base import Choice, Router
@@ -210,6 +210,14 @@ class Kv(Router):
                 f"worker {up.worker_id} ({up.name}) has KV blocks of {up.block_size} tokens, the router counts in "
                 f"blocks of {self.settings.block_size}: no prefix would ever match; give both the same block_size"
             )
+
+    def lose_index(self, view: ClusterView, at_s: float) -> Sequence[Action]:
+        """All that was known of caches is lost; what workers say from now on counts."""
+        self._index, self._below, self._guesses = PrefixIndex(), LowerTiers(), _guesses(self.settings)
+        for worker in view.workers.values():
+            if self._guesses is not None:
+                self._guesses.up(worker.up)
+        return ()
 
     # ------------------------------------------------------------ one decision
 

@@ -34,8 +34,9 @@ from policies.cluster.events import (
 from policies.cluster.ids import Leg, RequestId, Role, WorkerId
 from policies.cluster.state import ClusterView, WorkerView
 from policies.router.backlog import Work
-from policies.router.base import Refusal, Router
+from policies.router.base import Router
 from policies.router.queue import Classes, Queue, QueueClass, QueueSettings, Waiting
+from policies.router.select import Refusal
 from policies.router.settings import RouterSettings
 
 LOOK, EXPIRE, CALM = "router-queue", "router-queue-wait", "router-queue-calm"
@@ -108,6 +109,10 @@ class Queued:
     def best_overlap(self, event: RequestArrived, view: ClusterView) -> tuple[WorkerId | None, int]:
         """As the mode knows it."""
         return self._inner.best_overlap(event, view)
+
+    def lose_index(self, view: ClusterView, at_s: float) -> Iterable[Action]:
+        """As the mode takes it."""
+        return self._inner.lose_index(view, at_s)
 
     def peer_sent(self, event: RequestArrived, worker_id: WorkerId, overlap_blocks: int, leg: Leg = Leg.AGG) -> None:
         """Another router sent a request to a worker; nobody who waits here can go for that."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple, Protocol
 
 from policies.cluster.actions import Action, Dispatch, PublishBooking, SetTimer
@@ -25,10 +25,12 @@ from policies.cluster.events import (
     RequestEvent,
     RequestInterrupted,
     RequestMigrated,
+    RouterRestarted,
     TimerFired,
 )
 from policies.cluster.ids import Leg, RequestId, WorkerId
-from policies.cluster.state import ClusterView
+from policies.cluster.request import RequestState
+from policies.cluster.state import ClusterView, RequestView
 
 _TIMER = "sync"
 BATCH_OPS = 256
@@ -63,7 +65,7 @@ class _Key(NamedTuple):
 
 @dataclass(slots=True)
 class _Own:
-    """An open booking of ours: how it was announced, and whether its prompt is computed."""
+    """An open booking, of ours or of a peer: how it was announced, and whether its prompt is computed."""
 
     add: BookingOp
     prefilled: bool = False
@@ -77,7 +79,7 @@ class _Peer:
     heard_s: float = float("-inf")
     stale: bool = False  # a message of it was missed, and it has not told all since
     asked_s: float = float("-inf")
-    open: dict[_Key, WorkerId] = field(default_factory=dict)
+    open: dict[_Key, _Own] = field(default_factory=dict)
     ended: dict[_Key, float] = field(default_factory=dict)  # ended before they were heard of: until when to remember
 
 
@@ -123,6 +125,9 @@ class Replica:
         if isinstance(event, TimerFired) and event.name == _TIMER:
             self._timing = False
             yield from self._flush()
+            return
+        if isinstance(event, RouterRestarted):
+            yield from self._restart(event, view)
             return
         if isinstance(event, RequestArrived):
             yield from self._drop_the_silent(event.at_s, view)
@@ -213,13 +218,42 @@ class Replica:
 
     def _all_open(self, dest: int) -> Sequence[Action]:
         """Everything that we have open, for a peer that has missed something; what waits is told before it."""
-        ops: list[BookingOp] = []
-        for legs in self._own.values():
-            for leg, own in legs.items():
-                ops.append(own.add)
-                if own.prefilled:
-                    ops.append(BookingOp(step=BookingStep.PREFILL_DONE, booking=own.add.booking, leg=leg))
-        return (*self._flush(), self._publish(SyncKind.RESYNC, tuple(ops), dest))
+        mine = [own for legs in self._own.values() for own in legs.values()]
+        return (*self._flush(), self._publish(SyncKind.RESYNC, _told(mine), dest))
+
+    # ------------------------------------------------------------ a restart
+
+    def _restart(self, event: RouterRestarted, view: ClusterView) -> Iterator[Action]:
+        """All that we knew of bookings is gone; peers tell theirs again, and ours as they know them."""
+        self._own, self._peers, self._timing = {}, {}, False
+        self._news.clear()
+        if self._sync:
+            yield self._publish(SyncKind.LOST, (), None)
+        yield from self._ordered(event, view)
+        yield from self._tell(event.at_s)
+
+    def _take_back(self, event: PeerBooking, view: ClusterView) -> Iterator[Action]:
+        """Bookings of ours that a peer knows: those that are open still count again, the others are over for all."""
+        names = {request.arrived.draw_id: request for request in view.requests.values()}
+        for op in event.ops:
+            request = names.get(op.booking)
+            known = request is not None and op.leg in self._own.get(request.arrived.request_id, {})
+            if request is None or not (known or _is_open(request, op)):
+                if op.step is BookingStep.ADD:
+                    self._news.append(BookingOp(step=BookingStep.FREE, booking=op.booking, leg=op.leg))
+            elif op.step is BookingStep.ADD and not known:
+                assert op.worker_id is not None
+                arrived = replace(request.arrived, at_s=event.at_s)
+                self._own.setdefault(arrived.request_id, {})[op.leg] = _Own(op)
+                self._router.peer_sent(arrived, op.worker_id, op.overlap_blocks, op.leg)
+                if request.state in _COMPUTED:
+                    yield from self._computed(arrived.request_id, op, event.at_s, view)
+
+    def _computed(self, request_id: RequestId, op: BookingOp, at_s: float, view: ClusterView) -> Iterator[Action]:
+        """The prompt of a booking that came back is computed."""
+        assert op.worker_id is not None
+        self._prefilled(request_id, op.leg)
+        yield from self._ordered(FirstToken(at_s=at_s, request_id=request_id, worker_id=op.worker_id), view)
 
     # ------------------------------------------------------------ their news
 
@@ -227,9 +261,15 @@ class Replica:
         self._counts["heard"] += 1
         peer = self._peers.setdefault(event.origin, _Peer())
         peer.heard_s = event.at_s
-        if event.kind is SyncKind.ASK:
+        if event.kind in (SyncKind.ASK, SyncKind.LOST):
             if self._sync:
                 yield from self._all_open(event.origin)
+                if event.kind is SyncKind.LOST:
+                    yield self._publish(SyncKind.RETURN, _told(peer.open.values()), event.origin)
+            return
+        if event.kind is SyncKind.RETURN:
+            yield from self._take_back(event, view)
+            yield from self._tell(event.at_s)
             return
         if event.kind is SyncKind.RESYNC:
             self._counts["resyncs"] += 1
@@ -254,7 +294,7 @@ class Replica:
             _prune(peer.ended, now_s)
             if key not in peer.open and key not in peer.ended and op.worker_id in view.workers:
                 assert op.worker_id is not None
-                peer.open[key] = op.worker_id
+                peer.open[key] = _Own(op)
                 arrived = RequestArrived(at_s=now_s, request_id=_name(origin, key), isl=op.isl, blocks=op.blocks)
                 self._router.peer_sent(arrived, op.worker_id, op.overlap_blocks, op.leg)
         elif op.step is BookingStep.FREE:
@@ -265,7 +305,10 @@ class Replica:
                 _prune(peer.ended, now_s)
                 peer.ended[key] = now_s + TOMBSTONE_S
         elif key in peer.open:
-            done = FirstToken(at_s=now_s, request_id=_name(origin, key), worker_id=peer.open[key])
+            theirs = peer.open[key]
+            theirs.prefilled = True
+            assert theirs.add.worker_id is not None
+            done = FirstToken(at_s=now_s, request_id=_name(origin, key), worker_id=theirs.add.worker_id)
             yield from self._ordered(done, view)
 
     def _free(self, origin: int, peer: _Peer, key: _Key, now_s: float, view: ClusterView) -> Iterator[Action]:
@@ -284,6 +327,26 @@ class Replica:
             if peer.open and now_s >= peer.heard_s + SILENCE_S:
                 self._counts["silent"] += 1
                 yield from self._forget(origin, peer, now_s, view)
+
+
+_COMPUTED = (RequestState.PREFILLED, RequestState.STREAMING)
+
+
+def _is_open(request: RequestView, op: BookingOp) -> bool:
+    """Whether a leg is where a booking says, and not over."""
+    if op.leg is Leg.PREFILL:
+        return request.prefill_worker_id == op.worker_id and request.state not in _COMPUTED
+    return request.worker_id == op.worker_id
+
+
+def _told(bookings: Iterable[_Own]) -> tuple[BookingOp, ...]:
+    """Open bookings as a peer is told of them."""
+    ops: list[BookingOp] = []
+    for one in bookings:
+        ops.append(one.add)
+        if one.prefilled:
+            ops.append(BookingOp(step=BookingStep.PREFILL_DONE, booking=one.add.booking, leg=one.add.leg))
+    return tuple(ops)
 
 
 def _name(origin: int, key: _Key) -> RequestId:

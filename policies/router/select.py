@@ -12,13 +12,17 @@ from typing import NamedTuple
 
 from policies.cluster.draws import draw, pick
 from policies.cluster.events import RequestArrived, RequestMigrated
-from policies.cluster.ids import WorkerId
+from policies.cluster.ids import Role, WorkerId
 from policies.cluster.state import WorkerView
 from policies.router.settings import TieBreak
 
 NOT_ALLOWED, FENCED, EXCLUDED, MODEL, ADAPTER, TAINT = "not_allowed", "fenced", "excluded", "model", "adapter", "taint"
 BUSY, ENGINE = "all_busy", "engine_limit"
 """Bars that load alone puts up; when it does so on all workers, they are the codes of the refusal."""
+
+
+_NAMED = 5
+"""Adapters that a refusal names."""
 
 
 class Bar(NamedTuple):
@@ -56,6 +60,34 @@ def unfit(worker: WorkerView, event: RequestArrived, required_taints: Sequence[s
     for taint in (*required_taints, *(hints.required_taints if hints is not None else ())):
         if taint not in up.taints:
             return Bar(TAINT, f"without the required taint {taint}")
+    return None
+
+
+class Refusal(NamedTuple):
+    """Why a request is not sent anywhere; `code` is a word of router.md's table of refusals. `by_prompts`: too many of
+    them are the reason (None: load is not)."""
+
+    code: str
+    reason: str
+    by_prompts: bool | None = None
+
+
+def lacks(
+    event: RequestArrived, mine: Sequence[WorkerView], role: Role | None, required_taints: Sequence[str] = ()
+) -> Refusal | None:
+    """What none of the workers (of one role) has, whether it takes new work or not."""
+    hints = event.hints
+    model = hints.model if hints is not None else None
+    if model is not None and not any(w.up.models is None or model in w.up.models for w in mine):
+        return Refusal("unknown_model", f"no worker serves model {model!r}")
+    if event.lora and not any(worker.up.serves(event.lora) for worker in mine):
+        served = {name for worker in mine for name in worker.up.loras or ()}
+        names = f"{', '.join(sorted(served)[:_NAMED])}{', ...' if len(served) > _NAMED else ''}" or "none"
+        kind = f"{role.value} " if role is not None else ""
+        return Refusal("unknown_lora", f"no {kind}worker serves adapter {event.lora!r}; there are {names}")
+    for taint in (*required_taints, *(hints.required_taints if hints is not None else ())):
+        if mine and not any(taint in worker.up.taints for worker in mine):
+            return Refusal("missing_taint", f"no worker has the required taint {taint}")
     return None
 
 

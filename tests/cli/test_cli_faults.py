@@ -15,7 +15,7 @@ from twin.replay import build_policy
 
 ROOT = Path(__file__).resolve().parents[2]
 TRACE = ROOT / "traces" / "azure.parquet"
-KEYED = ("lost-events",)
+KEYED = ("lost-events", "corrupt-tier")
 """Scenarios of prompts that share beginnings."""
 SCENARIOS = sorted((ROOT / "docs" / "scenarios").glob("*.toml"))
 
@@ -42,10 +42,10 @@ def test_the_scenarios_that_are_shown_come_to_what_they_expect(scenario: Path, t
 
 
 def keyed(folder: Path) -> Path:
-    """Sixty seconds of prompts that share prefixes."""
+    """Seventy seconds of prompts that share prefixes of 1,024 tokens."""
     path = folder / "keys.jsonl"
     rows = (
-        {"timestamp": 100 * n, "input_length": 512, "output_length": 40, "hash_ids": [n % 7, 100 + n % 35, 1000 + n]}
+        {"timestamp": 100 * n, "input_length": 1536, "output_length": 40, "hash_ids": [n % 7, 100 + n % 35, 1000 + n]}
         for n in range(700)
     )
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

@@ -56,12 +56,26 @@ class Draining(NamedTuple):
 class Upset:
     """How a worker's messages are disturbed now, by whatever causes: keyed by cause."""
 
-    __slots__ = ("delays_s", "losses", "silent")
+    __slots__ = ("copies", "delays_s", "later_s", "losses", "silent", "skews_s")
 
     def __init__(self) -> None:
         self.losses: dict[str, Callable[[], bool]] = {}
         self.delays_s: dict[str, float] = {}
+        self.later_s: dict[str, Callable[[], float]] = {}  # how much later than usual a message of blocks comes
+        self.copies: dict[str, Callable[[], bool]] = {}  # whether it comes once more
+        self.skews_s: dict[str, float] = {}  # how far its clock is before the cluster's
         self.silent: set[str] = set()
+
+    @property
+    def skew_s(self) -> float:
+        return sum(self.skews_s.values())
+
+    def fates_s(self) -> tuple[float, ...]:
+        """How much later than usual a message of blocks comes, once for each time that it does; every cause draws."""
+        lost = self.loses()
+        later_s = sum(late() for late in self.later_s.values())
+        copies = sum(again() for again in self.copies.values())
+        return () if lost else (later_s,) * (1 + copies)
 
     def loses(self) -> bool:
         """Whether this message is lost; every cause draws."""
@@ -74,6 +88,9 @@ class Upset:
     def over(self, cause: str) -> None:
         self.losses.pop(cause, None)
         self.delays_s.pop(cause, None)
+        self.later_s.pop(cause, None)
+        self.copies.pop(cause, None)
+        self.skews_s.pop(cause, None)
         self.silent.discard(cause)
 
 

@@ -35,6 +35,13 @@ class Part(NamedTuple):
     descriptors: int = 0
 
 
+class Use(NamedTuple):
+    """What a lane has carried, and its bandwidth times the time."""
+
+    moved_bytes: float
+    offered_bytes: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
     """One path of a worker: by rank, the lanes that leave it and those that enter it, from the GPU outwards."""
@@ -194,6 +201,11 @@ class Network:
         """What a lane has carried up to now."""
         self.audit()
         return self._fluid.lane(lane).moved_bytes
+
+    def use(self) -> dict[str, Use]:
+        """Of each lane, what it has carried up to now and what it could have."""
+        self.audit()
+        return {name: Use(lane.moved_bytes, lane.offered_bytes) for name, lane in self._fluid.lanes.items()}
 
     def audit(self) -> None:
         """No link moved more than its bandwidth times the time. Raises InvariantError."""

@@ -21,6 +21,7 @@ from twin.mocker.worker import MockWorker
 
 if TYPE_CHECKING:
     from policies.kvbm.consolidate import Change
+    from twin.mocker.churn import Upset
     from twin.mocker.world import MockWorld, Observation, WorkerSpec
 
 _LATE = int(Order.LATE)
@@ -117,9 +118,28 @@ class News:
             )
             pool.stored = []
         for event in events:
-            if upset is not None and upset.loses():
-                continue
-            self._tell(worker, event, lag_s)
+            if upset is None:
+                self._tell(worker, event, lag_s)
+            else:
+                self._tell_upset(worker, event, lag_s, upset)
+
+    def _tell_upset(
+        self, worker: MockWorker, event: BlocksStored | BlocksRemoved | BlocksCleared, lag_s: float, upset: Upset
+    ) -> None:
+        """A message that may be lost, late or told twice."""
+        for more_s in upset.fates_s():
+            at_s = instant(self._world.clock.now + lag_s + more_s)
+            self._tell(worker, event if at_s == event.at_s else replace(event, at_s=at_s), lag_s + more_s)
+
+    def tell_all(self, worker: MockWorker) -> None:
+        """A worker says again all that it has."""
+        if not self.tells_blocks(self._world.specs[worker.worker_id]):
+            return
+        runs = tuple(worker.engine.pool.findable())
+        if runs:
+            self._world.post(BlocksStored(at_s=self._world.clock.now, worker_id=worker.worker_id, runs=runs))
+        if self._world.block_tiers is not None:
+            self._world.block_tiers.tell_all(worker.worker_id)
 
     def tier_changed(self, worker_id: WorkerId, change: Change) -> None:
         """Blocks were stored in a tier below a device, or left it."""
@@ -147,9 +167,11 @@ class News:
         upset = self._world.churn.upsets.get(worker_id) if self._world.churn.upsets else None
         if upset is not None:
             lag_s += upset.delay_s
-            if upset.loses():
-                return
-        self._tell(worker, made(instant(self._world.clock.now + lag_s)), lag_s)
+        event = made(instant(self._world.clock.now + lag_s))
+        if upset is None:
+            self._tell(worker, event, lag_s)
+        else:
+            self._tell_upset(worker, event, lag_s, upset)
 
     def _tell(
         self, worker: MockWorker, event: BlocksStored | BlocksRemoved | BlocksCleared | WorkerReported, lag_s: float
@@ -190,10 +212,11 @@ class News:
             if worker.down or worker.hung or (upset is not None and upset.silent):
                 continue
             running, waiting, active, cached = worker.load(measured_s)
+            at_s = instant(measured_s + lag_s)
             event = WorkerReported(
-                at_s=instant(measured_s + lag_s),
+                at_s=at_s,
                 worker_id=worker.worker_id,
-                measured_s=measured_s,
+                measured_s=measured_s if upset is None else min(measured_s + upset.skew_s, at_s),
                 running=running,
                 waiting=waiting,
                 active_blocks=active,

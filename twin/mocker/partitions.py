@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from policies.cluster.events import BlocksStored
 from policies.cluster.ids import WorkerId
 from twin.engine.ticks import before
 from twin.mocker.wires import Part
@@ -81,7 +80,7 @@ class Partitions:
         del world.wires.parts[name]
         world.wires.deliver()
         if worker.fenced and not worker.down:
-            self._return(worker)
+            self.rejoin(worker)
         world.churn.check_drained()
         if world.handoffs is not None:
             world.handoffs.move_again()
@@ -99,17 +98,11 @@ class Partitions:
         if tokens > 1:
             world.note_gap(worker.worker_id, now_s, now_s, tokens - 1)
 
-    def _return(self, worker: MockWorker) -> None:
+    def rejoin(self, worker: MockWorker) -> None:
         """A worker that was taken for lost registers under a new epoch, and says what it has cached."""
         world, pool = self._world, worker.engine.pool
         pool.stored, pool.removed = [], []
         up = replace(worker.up, at_s=world.clock.now, epoch=worker.up.epoch + 1)
         worker.return_as(up)
         world.post(up)
-        if not world.news.tells_blocks(world.specs[worker.worker_id]):
-            return
-        runs = tuple(pool.findable())
-        if runs:
-            world.post(BlocksStored(at_s=world.clock.now, worker_id=worker.worker_id, runs=runs))
-        if world.block_tiers is not None:
-            world.block_tiers.tell_all(worker.worker_id)
+        world.news.tell_all(worker)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from policies.cluster.ids import WorkerId
 from twin.engine.ticks import instant
@@ -53,6 +53,19 @@ class Start:
         self.transfer: Transfer | None = None
 
 
+class Hindrance(Protocol):
+    """What a scenario does to starts while it lasts."""
+
+    def extra_s(self, worker_id: WorkerId) -> float:
+        """How much longer a start that begins now takes."""
+
+    def fails(self, worker_id: WorkerId) -> bool:
+        """Whether a start that would be over now has failed; asked once for each."""
+
+    def after_failure(self, start: Start) -> None:
+        """A start has failed: let it begin again, or not."""
+
+
 class Starts:
     """All starts of a run; `log` has them in order. `is_up`: whether a worker can send its weights now."""
 
@@ -70,6 +83,7 @@ class Starts:
         self._is_up = is_up
         self._under_way: dict[WorkerId, Start] = {}
         self._timers = 0
+        self._hindrances: list[Hindrance] = []
         self.log: list[Start] = []
 
     def __contains__(self, worker_id: WorkerId) -> bool:
@@ -80,16 +94,30 @@ class Starts:
         """How many events on the clock are there for starts alone."""
         return self._timers + (self._network.events_of(WEIGHTS) if self._network is not None else 0)
 
+    @property
+    def is_hindered(self) -> bool:
+        """Whether starts may take longer or fail now."""
+        return bool(self._hindrances)
+
+    def hinder(self, how: Hindrance) -> None:
+        """Starts may take longer or fail from now on, as this says of each."""
+        self._hindrances.append(how)
+
+    def unhinder(self, how: Hindrance) -> None:
+        """That is over."""
+        self._hindrances.remove(how)
+
     def begin(self, worker_id: WorkerId, formula_s: float, on_up: Callable[[], None]) -> None:
         """A worker begins to come up now; `on_up` is called when it is there. Without links of the run for its weights
         it takes `formula_s`."""
         load = self._loads.get(worker_id)
         start = self._under_way[worker_id] = Start(worker_id, load, self._clock.now, on_up)
         self.log.append(start)
+        extra_s = sum(how.extra_s(worker_id) for how in self._hindrances)
         if load is None:
-            self._after(formula_s, start, self._on_up)
+            self._after(formula_s + extra_s, start, self._on_up)
         else:
-            self._after(load.boot_s, start, self._on_booted)
+            self._after(load.boot_s + extra_s, start, self._on_booted)
 
     def break_off(self, worker_id: WorkerId) -> None:
         """The worker dies on its way up."""
@@ -133,6 +161,10 @@ class Starts:
 
     def _on_up(self, start: Start) -> None:
         del self._under_way[start.worker_id]
+        failed = [how for how in self._hindrances if how.fails(start.worker_id)]
+        if failed:
+            failed[0].after_failure(start)
+            return
         start.up_s = self._clock.now
         start.on_up()
 

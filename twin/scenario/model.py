@@ -73,6 +73,9 @@ class Fault:
     link: str | None = None
     tier: str | None = None
     changes: tuple[Threshold, ...] = ()
+    extra_s: float = 0.0
+    router: int = 0
+    bytes_per_s: float | None = None
 
     @property
     def recurs(self) -> bool:

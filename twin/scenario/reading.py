@@ -11,8 +11,9 @@ from pathlib import Path
 
 from policies.cluster.events import BusyThresholdsChanged, Threshold
 from policies.errors import CapabilityError, ConfigError
+from twin.config import LONGEST_S
 from twin.config_values import nearest
-from twin.scenario.kinds import DETECTED, KINDS, LATER, WHEN
+from twin.scenario.kinds import CLIENTS, DETECTED, KINDS, LATER, WHEN
 from twin.scenario.model import ANY, COMPARISONS, DETECTIONS, METRICS, ROLES, TIERS, Expectation, Fault, Scenario
 from twin.scenario.table import Table
 
@@ -90,9 +91,7 @@ def _fault(table: Table, index: int, names: tuple[str, ...] | None) -> Fault:
     if kind is None:
         table.refuse("kind", f"must be given, one of {', '.join(KINDS)}")
     if kind in LATER:
-        raise CapabilityError(
-            f"{table.where}: kind {kind} is not available in this version, which has {', '.join(KINDS)}"
-        )
+        raise CapabilityError(f"{table.where}: kind {kind} is not available in this version: {LATER[kind]}")
     if kind not in KINDS:
         table.refuse("kind", f"is not a kind of fault{nearest(kind, [*KINDS, *LATER])}")
     table.only(("kind", *WHEN, *KINDS[kind].keys), f"of kind {kind}")
@@ -122,11 +121,14 @@ def _fault(table: Table, index: int, names: tuple[str, ...] | None) -> Fault:
         known_after_s=table.seconds("known_after_ms") or 0.0,
         factor=_factor(table, kind),
         rate=table.number("rate", low=0, high=1),
-        delay_s=table.seconds("ms", above=0) or 0.0,
+        delay_s=_ms(table, kind),
         row=table.whole("row", low=0),
         within_s=table.seconds("within_ms") or 0.0,
         link=table.text("link"),
         tier=table.text("tier", TIERS),
+        extra_s=table.seconds("extra_ms", above=0) or 0.0,
+        router=table.whole("router", low=0) or 0,
+        bytes_per_s=table.number("bytes_per_s", above=0),
         changes=_changes(table) if kind == "busy_thresholds" else (),
     )
     _check(table, fault, names)
@@ -148,6 +150,16 @@ def _factor(table: Table, kind: str) -> float:
     return factor
 
 
+def _ms(table: Table, kind: str) -> float:
+    """How long, in seconds; a clock may go after (less than 0) as well as before."""
+    if kind != "clock_skew":
+        return table.seconds("ms", above=0) or 0.0
+    ms = table.number("ms", low=-LONGEST_S * 1e3, high=LONGEST_S * 1e3)
+    if ms == 0:
+        table.refuse("ms", "must not be 0: how far the clock is before (or, below 0, behind) that of the cluster")
+    return (ms or 0.0) / 1e3
+
+
 def _changes(table: Table) -> tuple[Threshold, ...]:
     """Limits on load that are set, and those that are cleared: by `clear`, or by null where the file is JSON."""
     from policies.router.overload import BusySettings
@@ -167,7 +179,7 @@ def _check(table: Table, fault: Fault, names: tuple[str, ...] | None) -> None:
     """What no single key can tell."""
     if fault.every_s is not None and fault.mtbf_s is not None:
         table.refuse("mtbf_ms", "every_ms says when already; give one of them")
-    if not fault.recurs and fault.at_s is None and fault.rate is None:
+    if not fault.recurs and fault.at_s is None and not (fault.kind in CLIENTS and fault.rate is not None):
         table.refuse("at_ms", "must be given, or every_ms, or mtbf_ms")
     if fault.jitter_s and (fault.every_s is None or fault.jitter_s > fault.every_s / 2):
         table.refuse("jitter_ms", "must be at most half of every_ms")
@@ -177,18 +189,20 @@ def _check(table: Table, fault: Fault, names: tuple[str, ...] | None) -> None:
         table.refuse("until_ms", "must be after at_ms, and goes with at_ms alone")
     _check_idle(table, fault)
     _check_target(table, fault, names)
-    if fault.kind == "load_surge" and fault.recurs:
-        table.refuse("every_ms", "a surge happens once; write one for each time, with at_ms")
-    if fault.kind == "client_disconnect" and (fault.row is None) is (fault.rate is None):
+    if fault.kind in ("load_surge", "discovery_flap") and fault.recurs:
+        table.refuse("every_ms", f"a {fault.kind} happens once; write one for each time, with at_ms")
+    if fault.kind == "discovery_flap" and fault.for_s is None and fault.until_s is None:
+        table.refuse("for_ms", "a store that comes and goes needs an end: for_ms or until_ms")
+    if fault.kind in CLIENTS and (fault.row is None) is (fault.rate is None):
         table.refuse("row", "say which: row = N, or rate = a share of all requests")
 
 
 def _check_idle(table: Table, fault: Fault) -> None:
     """Keys that another one leaves without effect."""
-    if fault.kind == "client_disconnect" and fault.rate is not None:
+    if fault.kind in CLIENTS and fault.rate is not None:
         for key in WHEN:
             if key in table.values:
-                table.refuse(key, "has no effect beside rate: clients leave within within_ms of their own arrival")
+                table.refuse(key, "has no effect beside rate: it happens to clients at their own time")
     if fault.kind == "client_disconnect" and fault.row is not None and "within_ms" in table.values:
         table.refuse("within_ms", "has no effect beside row: that client leaves at_ms; it goes with rate")
     if fault.mtbf_s is not None and fault.at_s is not None:

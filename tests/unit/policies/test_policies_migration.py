@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from builders import worker
 
-from policies.cluster.actions import Action, Dispatch, Fail, Migrate
+from policies.cluster.actions import Action, Dispatch, Fail, Migrate, SetTimer
 from policies.cluster.controller import Controller
 from policies.cluster.events import (
     Event,
@@ -17,9 +17,11 @@ from policies.cluster.events import (
     RequestFinished,
     RequestInterrupted,
     RequestMigrated,
+    TimerFired,
 )
 from policies.cluster.ids import LossCause, RequestId, Trait, WorkerId
 from policies.errors import InvariantError
+from policies.resilience.backoff import Backoff
 from policies.resilience.carry import Stream, Usage, carry, stop_tail
 from policies.resilience.migration import ELIGIBLE, Migration, MigrationSettings
 
@@ -34,7 +36,7 @@ class Life:
         self.migration = Migration(MigrationSettings(**usual))  # type: ignore[arg-type]
         self._to = Sender()
         self._controller = Controller([self._to, self.migration])
-        for n in range(3):
+        for n in range(6):
             self.post(worker(n))
         self.post(RequestArrived(at_s=0.0, request_id=R, isl=100, traits=traits))
         self.traits = traits
@@ -45,23 +47,27 @@ class Life:
     def first(self, at_s: float) -> None:
         self.post(FirstToken(at_s=at_s, request_id=R, worker_id=self._to.last))
 
+    def migrated(self, action: Migrate, at_s: float, emitted: int) -> None:
+        """The world carries the order out."""
+        self.post(
+            RequestMigrated(
+                at_s=at_s,
+                request_id=R,
+                isl=100 + emitted,
+                attempt=action.attempt,
+                emitted_tokens=emitted,
+                excluded=action.excluded,
+                traits=self.traits,
+            )
+        )
+
     def interrupt(self, at_s: float, emitted: int, cause: LossCause = LossCause.DISCONNECTED) -> Action:
         event = RequestInterrupted(
             at_s=at_s, request_id=R, worker_id=self._to.last, emitted_tokens=emitted, reason="gone", cause=cause
         )
         (action,) = self.post(event)
         if isinstance(action, Migrate):
-            self.post(
-                RequestMigrated(
-                    at_s=at_s,
-                    request_id=R,
-                    isl=100 + emitted,
-                    attempt=action.attempt,
-                    emitted_tokens=emitted,
-                    excluded=action.excluded,
-                    traits=self.traits,
-                )
-            )
+            self.migrated(action, at_s, emitted)
         return action
 
     def counts(self) -> dict[str, int]:
@@ -215,3 +221,46 @@ def test_m9_how_long_it_took_until_it_went_on() -> None:
     life.post(PrefillDone(at_s=0.41, request_id=R, worker_id=WorkerId(2)))
     took = life.migration.took
     assert (took.count, took.sum_s, took.max_s) == (2, pytest.approx(0.217), pytest.approx(0.11))
+
+
+# ---------------------------------------------------------------- waiting before another try
+
+WAITS = Backoff(seed=3)
+
+
+def _fired(life: Life, order: SetTimer) -> Migrate:
+    """The time has come that a try waited for."""
+    (action,) = life.post(TimerFired(at_s=order.due_s, name=order.name))
+    assert isinstance(action, Migrate)
+    life.migrated(action, order.due_s, 0)
+    return action
+
+
+def test_tries_in_a_row_wait_longer_each_time() -> None:
+    """At once, then 50 ms, 200 ms and 1 s later, a fifth more or less."""
+    life = Life(limit=9, backoff=WAITS)
+    assert isinstance(life.interrupt(1.0, 0), Migrate)
+    for tries, at_s in ((2, 2.0), (3, 3.0), (4, 5.0), (5, 7.0)):
+        order = life.interrupt(at_s, 0)
+        assert isinstance(order, SetTimer)
+        assert order.due_s == at_s + WAITS.wait_s("retry r", tries)
+        assert _fired(life, order).attempt == tries
+    assert life.migration.counters()["migrations_waited"] == 4
+
+
+def test_a_sign_of_life_between_makes_it_the_first_try_again() -> None:
+    life = Life(limit=9, backoff=WAITS)
+    life.interrupt(1.0, 0)
+    life.first(1.5)
+    assert isinstance(life.interrupt(2.0, 1), Migrate)
+    assert isinstance(life.interrupt(3.0, 8), Migrate), "it had seven tokens more"
+    assert isinstance(life.interrupt(4.0, 8), SetTimer)
+
+
+def test_who_leaves_while_it_waits_is_not_sent_again() -> None:
+    life = Life(limit=9, backoff=WAITS)
+    life.interrupt(1.0, 0)
+    order = life.interrupt(2.0, 0)
+    assert isinstance(order, SetTimer)
+    life.post(RequestCancelled(at_s=2.01, request_id=R))
+    assert life.post(TimerFired(at_s=order.due_s, name=order.name)) == []

@@ -186,8 +186,8 @@ def test_a_bad_file_is_one_line(text: str, says: str, tmp_path: Path) -> None:
 
 
 def test_kinds_of_later_versions_are_named_as_such(tmp_path: Path) -> None:
-    path = _write(tmp_path, 'faults = [{at_ms = 1, kind = "clock_skew"}]')
-    with pytest.raises(CapabilityError, match="clock_skew is not available in this version, which has worker_down"):
+    path = _write(tmp_path, 'faults = [{at_ms = 1, kind = "metrics_blind"}]')
+    with pytest.raises(CapabilityError, match="metrics_blind is not available in this version: there is no planner"):
         read_scenario(path)
 
 

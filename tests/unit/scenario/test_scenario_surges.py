@@ -64,7 +64,10 @@ def test_surges_must_not_overlap(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("fault", "says"),
-    [({"factor": 1}, "must be more than 1"), ({"factor": 2, "every_ms": 5000}, "a surge happens once")],
+    [
+        ({"factor": 1}, "must be more than 1"),
+        ({"factor": 2, "every_ms": 5000}, "happens once; write one"),
+    ],
 )
 def test_what_a_surge_cannot_be(fault: dict, says: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=says):

@@ -5,10 +5,12 @@ They change what links and tiers carry; who waits for that, or does without, is 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from policies.cluster.ids import Tier
 from policies.errors import ConfigError
 from twin.mocker.faults.stage import Entry, Stage
-from twin.mocker.links import ALL_LINKS, Network
+from twin.mocker.links import ALL_LINKS, Network, Use
 from twin.scenario.model import ANY, Fault, Occurrence
 from twin.scenario.times import chosen
 
@@ -22,9 +24,41 @@ def slow(stage: Stage, fault: Fault, occurrence: Occurrence, entry: Entry) -> st
     assert network is not None
     entry.target = link
     factor = {"link_down": 0.0, "tcp_fallback": TCP_SHARE}.get(fault.kind, fault.factor)
+    before = network.use()
+
+    def note() -> None:
+        """Which lane was the fullest while this lasted."""
+        if entry.fullest_link is not None:
+            return
+        now = network.use()
+        shares = {lane: _share(before[lane], now[lane]) for lane in network.lanes_of(link)}
+        entry.fullest_link = max(shares, key=lambda lane: shares[lane])
+        entry.fullest_share = shares[entry.fullest_link]
+
+    def over() -> None:
+        note()
+        network.slow(link, 1.0)
+
     network.slow(link, factor)
-    stage.until(occurrence, entry, lambda: network.slow(link, 1.0))
+    stage.at_end.append(note)
+    stage.until(occurrence, entry, over)
     return None
+
+
+def _share(before: Use, now: Use) -> float:
+    """Of what a lane could carry since, how much it did; a lane that is down carries nothing."""
+    offered_bytes = now.offered_bytes - before.offered_bytes
+    return (now.moved_bytes - before.moved_bytes) / offered_bytes if offered_bytes > 0.0 else 0.0
+
+
+def told(entries: Iterable[Entry]) -> list[str]:
+    """Which link was the fullest while links were slow, one line for each fault that says so."""
+    return [
+        f"{entry.fault}: {entry.kind} of {entry.target}: the fullest link while it lasted was {entry.fullest_link}, at "
+        f"{entry.fullest_share:.1%} of what it could carry then"
+        for entry in entries
+        if entry.fullest_link is not None and entry.fullest_share
+    ]
 
 
 def break_tier(stage: Stage, fault: Fault, occurrence: Occurrence, entry: Entry) -> str | None:

@@ -1,4 +1,5 @@
-"""What workers say of themselves gets lost or comes late: KV events, load reports. Draws count the messages.
+"""What workers say of themselves gets lost, late, overtaken or told twice: KV events, load reports. Draws count the
+messages.
 
 Only what routers hear is disturbed, never what a worker does.
 """
@@ -15,17 +16,24 @@ from twin.scenario.model import Fault, Occurrence
 if TYPE_CHECKING:
     from twin.mocker.faults.workers import OnWorker
 
-KV_EVENTS = ("event_loss", "event_delay")
+KV_EVENTS = ("event_loss", "event_delay", "event_reorder", "event_dup")
 """Kinds that disturb KV events; with one of these in a run, each message counts."""
 
 
 def events(stage: Stage, fault: Fault, occurrence: Occurrence, entry: Entry, worker: MockWorker) -> None:
-    """KV events of a worker are lost or late for a while."""
-    upset, name = stage.world.churn.upset(worker.worker_id), name_of(fault, occurrence)
-    if fault.kind == "event_loss":
-        rate = fault.rate or 0.0
-        sent = iter(range(2**62))
-        upset.losses[name] = lambda: stage.u("event_loss", name, next(sent)) < rate
+    """KV events of a worker are lost, late, overtaken by others or told twice for a while."""
+    upset, name, kind = stage.world.churn.upset(worker.worker_id), name_of(fault, occurrence), fault.kind
+    rate, sent = fault.rate or 0.0, iter(range(2**62))
+
+    def hit() -> bool:
+        return stage.u(kind, name, next(sent)) < rate
+
+    if kind == "event_loss":
+        upset.losses[name] = hit
+    elif kind == "event_reorder":
+        upset.later_s[name] = lambda: fault.delay_s if hit() else 0.0
+    elif kind == "event_dup":
+        upset.copies[name] = hit
     else:
         upset.delays_s[name] = fault.delay_s
     stage.until(occurrence, entry, lambda: upset.over(name))
@@ -44,6 +52,8 @@ ON_WORKER: Mapping[str, OnWorker] = {**dict.fromkeys(KV_EVENTS, events), "report
 def without_effect(stage: Stage, fault: Fault) -> str | None:
     """Why a fault of messages can change nothing in this run: nobody listens; None where somebody does."""
     news = stage.world.news
+    if fault.kind == "clock_skew":
+        return _skew_without_effect(stage, fault)
     if fault.kind in KV_EVENTS:
         what, tells = "KV events", news.tells_blocks
     elif fault.kind == "report_stale":
@@ -54,3 +64,16 @@ def without_effect(stage: Stage, fault: Fault) -> str | None:
     if not specs or any(tells(spec) for spec in specs):
         return None
     return f"nobody listens to {what} of {whom(fault)}"
+
+
+def _skew_without_effect(stage: Stage, fault: Fault) -> str | None:
+    """Why nobody can see whose clock is wrong: no report is read, and no lease is judged by it."""
+    by_lease = any(
+        other.detect == "lease" for other in stage.scenario.faults if other.kind in ("worker_down", "partition")
+    )
+    if by_lease or fault.delay_s <= -stage.detection.lease_s:
+        return None
+    specs = [spec for spec in stage.world.specs.values() if stage.is_meant(fault, spec)]
+    if any(stage.world.news.tells_load(spec) for spec in specs):
+        return None
+    return f"nobody reads load reports of {whom(fault)}, and no lease is judged that its clock could change"

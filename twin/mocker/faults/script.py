@@ -13,9 +13,10 @@ from policies.cluster.ids import RequestId
 from policies.errors import CapabilityError, ConfigError
 from twin.engine.ticks import instant
 from twin.mocker.clock import Order
-from twin.mocker.faults import clients, held_up, links, messages, reach, routers, store, workers
+from twin.mocker.faults import clients, held_up, links, messages, reach, routers, starts, store, workers
 from twin.mocker.faults.stage import Detection, Entry, Stage
 from twin.mocker.worker import MockWorker
+from twin.scenario.kinds import CLIENTS
 from twin.scenario.model import Fault, Occurrence, Scenario
 from twin.scenario.times import chosen, occurrences
 
@@ -29,6 +30,7 @@ ON_WORKER: Mapping[str, workers.OnWorker] = {
     **workers.ON_WORKER,
     **messages.ON_WORKER,
     "partition": reach.cut_off,
+    "clock_skew": store.skew,
 }
 """Kinds that happen to one worker."""
 
@@ -43,6 +45,9 @@ def _surge(stage: Stage, fault: Fault, occurrence: Occurrence, entry: Entry) -> 
 AT_LARGE: Mapping[str, Performer] = {
     "load_surge": _surge,
     "discovery_down": store.down,
+    "discovery_flap": store.flap,
+    **dict.fromkeys(("start_fail", "start_slow"), starts.hinder),
+    **dict.fromkeys(("index_restart", "router_restart"), routers.lose),
     "busy_thresholds": routers.set_limits,
     **dict.fromkeys(("link_slow", "link_down", "tcp_fallback"), links.slow),
     **dict.fromkeys(("tier_down", "tier_full", "tier_corrupt"), links.break_tier),
@@ -61,11 +66,12 @@ class Faults:
         seed: int,
         detection: Detection,
         network: Network | None = None,
+        routers: int = 1,
         no_links: str = "this run has no links; give it a topology, or leave the fault out",
     ) -> None:
         self._world = world
         self._scenario = scenario
-        self._stage = stage = Stage(world, scenario, seed=seed, detection=detection, network=network)
+        self._stage = stage = Stage(world, scenario, seed=seed, detection=detection, network=network, routers=routers)
         for fault in scenario.faults:
             _check(stage, fault, no_links)
 
@@ -78,6 +84,9 @@ class Faults:
         world, stage = self._world, self._stage
         world.stuck = lambda: held_up.stuck(stage)
         for fault in self._scenario.faults:
+            if fault.kind == "client_slow_reader":
+                world.churn.on_arrival.append(clients.slow_reader(stage, fault))
+                continue
             if fault.rate is not None and fault.kind == "client_disconnect":
                 world.churn.on_arrival.append(clients.leaver(stage, fault))
                 continue
@@ -95,7 +104,7 @@ class Faults:
         """Faults that did nothing in the whole run, or only after its last request had ended at `end_s`."""
         rows, found = self._stage.rows, []
         for fault in self._scenario.faults:
-            if fault.kind == "client_disconnect" and fault.rate is not None:
+            if fault.kind in CLIENTS and fault.rate is not None:
                 continue
             entries = [entry for entry in self.timeline if entry.fault == fault.name]
             if any(entry.why_not is None and entry.at_s <= end_s for entry in entries):
@@ -109,6 +118,12 @@ class Faults:
             why = entries[0].why_not if entries and entries[0].why_not else f"the run ended at {end_s:g} s"
             found.append(f"{fault.name}: {fault.kind} at {at_s:g} s was never applied: {why}")
         return found
+
+    def slow_links(self) -> list[str]:
+        """Which link was the fullest while links were slow; called when the run is over."""
+        for what in self._stage.at_end:
+            what()
+        return links.told(self.timeline)
 
     def without_effect(self) -> list[str]:
         """Faults that can change nothing in this run: what they upset is not said, or nobody listens."""
@@ -177,6 +192,10 @@ class Faults:
 def _check(stage: Stage, fault: Fault, no_links: str) -> None:
     """Refuse, before anything runs, a fault of what this run does not have."""
     world, network = stage.world, stage.network
+    if fault.router >= stage.routers:
+        raise ConfigError(
+            f"{fault.where}: router = {fault.router}: the run has {stage.routers}, numbered from 0 (replicas.count)"
+        )
     if network is None and (fault.link is not None or fault.kind == "tcp_fallback"):
         raise CapabilityError(f"{fault.where}: {no_links}")
     roles = sorted({spec.role.value for spec in world.specs.values()})

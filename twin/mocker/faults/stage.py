@@ -37,6 +37,8 @@ class Entry:
     target: str | None = None
     why_not: str | None = None
     over_s: float | None = None
+    fullest_link: str | None = None  # of a fault of links: which lane carried most of what it could while it lasted
+    fullest_share: float | None = None
     loss: Loss = field(default_factory=Loss)
 
     def plain(self) -> dict[str, object]:
@@ -59,18 +61,27 @@ class Stage:
     """One scenario on one world, for those who perform its faults."""
 
     def __init__(
-        self, world: MockWorld, scenario: Scenario, *, seed: int, detection: Detection, network: Network | None
+        self,
+        world: MockWorld,
+        scenario: Scenario,
+        *,
+        seed: int,
+        detection: Detection,
+        network: Network | None,
+        routers: int,
     ) -> None:
         self.world = world
         self.scenario = scenario
         self.seed = scenario.seed if scenario.seed is not None else seed
         self.detection = detection
         self.network = network
+        self.routers = routers
         self.leases: Leases[WorkerId] = Leases(detection.lease_s)
         self.ids = worker_ids(scenario, world.specs)
         self.names = {worker_id: name for name, worker_id in self.ids.items()}
         self.rows: dict[int, RequestId] = {}  # rows that have arrived, where a fault names one
         self.timeline: list[Entry] = []
+        self.at_end: list[Callable[[], None]] = []  # called when the run is over, for what has no end of its own
         self.pending = 0  # events of ours on the clock
 
     @property

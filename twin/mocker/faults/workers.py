@@ -59,7 +59,7 @@ def up(stage: Stage, fault: Fault, occurrence: Occurrence, entry: Entry, worker:
     """A worker that is down starts now."""
     world = stage.world
     spec = world.specs[worker.worker_id]
-    if spec.startup_s or spec.weights is not None:
+    if spec.startup_s or spec.weights is not None or world.starts.is_hindered:
         world.churn.expect(worker.worker_id, instant(stage.now_s + spec.startup_s))
         start(stage, entry, worker)
     else:
@@ -168,6 +168,7 @@ def can(stage: Stage, fault: Fault, worker: MockWorker) -> bool:
     if kind == "drain" and worker_id in churn.draining:
         return by_name  # a second signal is meant for one
     busy = worker.hung or stage.world.partitions.is_cut_off(worker_id) or worker_id in churn.draining
-    if kind in ("drain", "worker_hang", "partition") and busy:
+    busy = busy or worker.fenced
+    if kind in ("drain", "worker_hang", "partition", "clock_skew") and busy:
         return False
     return not worker.down
