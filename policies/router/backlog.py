@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from policies.cluster.events import ENDS, Event, FirstToken, PrefillDone, RequestInterrupted
+from policies.cluster.events import ENDS, Event, FirstToken, PrefillDone, RequestEvent, RequestInterrupted
 from policies.cluster.ids import RequestId
 from policies.router.books import Books
 
