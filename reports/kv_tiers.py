@@ -48,6 +48,10 @@ def tier_lines(kvbm: Mapping[str, object]) -> Iterator[str]:
     edges = kvbm.get("edges")
     for tier, edge in edges.items() if isinstance(edges, Mapping) else ():
         yield f"{TIERS.get(tier, tier)}: {_edge(_counts(edge))}"
+    fetched = _counts(kvbm.get("prefetch"))
+    if fetched:
+        figures = (text.count(fetched.get(name, 0)) for name in ("fetched", "used", "wasted"))
+        yield "fetched ahead: {} blocks, {} used, {} in vain".format(*figures)
 
 
 def tier_bars(report: Report) -> Iterator[Bars]:

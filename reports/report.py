@@ -127,8 +127,9 @@ class RunMeta:
 
     `tiers` counts full prompt blocks at first admissions: looked up, found on the device, found in the host tier, and
     blocks loaded from there. `moved_bytes` is what crossed simulated links: "kv" handed over, "weights" of starts, KV
-    from the "host" tier; blocks that a block manager moved down are "tier_stores", up "tier_loads". `kvbm` says what
-    block managers did: look-ups by class, blocks by edge, ages of blocks. `routing` has the router's own counters,
+    from the "host" tier; blocks that a block manager moved down are "tier_stores", up "tier_loads", ahead of
+    a load "tier_fetches". `kvbm` says what block managers did: look-ups by class, blocks by edge, ages of
+    blocks, what was fetched ahead. `routing` has the router's own counters,
     `ideal` the full blocks of all prompts that arrived ("prompt_blocks") and those that an endless cache would have had
     ("hit_blocks"). `explained`: the terms of each decision are in decisions.parquet; `oracle` is what a sample of them
     comes to in hindsight. `hash_known`: some row of the trace has hash ids, so a hit rate means something. `config` is

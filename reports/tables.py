@@ -225,6 +225,7 @@ MOVED: Final = {
     "weights": "of weights",
     "host": "from host memory",
     "tier_loads": "up from KV tiers",
+    "tier_fetches": "fetched ahead",
     "tier_stores": "down to KV tiers",
 }
 """What simulated links carry, in words."""

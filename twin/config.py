@@ -265,6 +265,9 @@ class KvbmConfig:
     disk_eviction: str = _key("lineage", "which blocks leave the disk first")
     remote_eviction: str = _key("lineage", "which blocks leave the remote store first")
     when_full: str = _key("evict", "what a block does that comes to a full tier", choices=("evict", "drop"))
+    prefetch: bool = _key(
+        False, "while a request waits in the router's queue, fetch its blocks from disk or remote into host memory"
+    )
     disk_path: str = _key(
         "direct", "blocks come up to the device in one hop, or through host memory", choices=("direct", "bounce")
     )
@@ -283,6 +286,11 @@ class KvbmConfig:
     def has_tiers(self) -> bool:
         """Whether there is any tier below the device."""
         return self.has_cpu or self.has_disk or self.remote
+
+    @property
+    def goes_deeper(self) -> bool:
+        """Whether there is any tier below host memory."""
+        return self.has_disk or self.remote
 
     @property
     def has_cpu(self) -> bool:

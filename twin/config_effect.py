@@ -65,7 +65,7 @@ def without_effect(config: Config) -> Iterator[tuple[str, str]]:
         else:
             yield from _startup_parts(group)
         yield from _group(config, group)
-        yield from _kvbm(group)
+        yield from _kvbm(config, group)
         if group.engine.max_loras is not None and config.compat != "none":
             yield f"workers.{group.name}.engine.max_loras", f"compat {config.compat} knows no adapters"
     yield from _links(config)
@@ -151,7 +151,7 @@ def _sizes_of_what_moves(config: Config, group: WorkerGroup) -> set[str]:
     return found
 
 
-def _kvbm(group: WorkerGroup) -> Iterator[tuple[str, str]]:
+def _kvbm(config: Config, group: WorkerGroup) -> Iterator[tuple[str, str]]:
     """Options of tiers that there are not, or whose policy is another one."""
     kvbm = group.kvbm
     changed = set(_changed(kvbm, [entry.name for entry in keys_of(KvbmConfig)]))
@@ -168,6 +168,10 @@ def _kvbm(group: WorkerGroup) -> Iterator[tuple[str, str]]:
     for tier in ("cpu", "disk"):
         if getattr(kvbm, f"{tier}_cache_gb") is not None:
             idle.setdefault(f"{tier}_cache_tokens", f"{tier}_cache_gb says how large it is")
+    if kvbm.has_tiers and not (kvbm.has_cpu and kvbm.goes_deeper):
+        idle.setdefault("prefetch", "it takes a cpu tier and one below it")
+    elif not config.router.queue.is_on:
+        idle.setdefault("prefetch", "no request ever waits in the router: router.queue is off")
     if kvbm.onboard != "deadline":
         idle.setdefault("onboard_deadline_s", f"onboard = {kvbm.onboard}")
     filters = "+".join(getattr(kvbm, f"{tier}_offload") for tier, is_there in there.items() if is_there)

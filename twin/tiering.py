@@ -14,6 +14,7 @@ from policies.errors import ConfigError
 from policies.kvbm.build import EVICTIONS, OFFLOADS, KvSettings, build_eviction, build_offload
 from policies.kvbm.lane import BatchRules
 from policies.kvbm.look_up import Rule
+from policies.kvbm.prefetch import PrefetchLimits
 from policies.kvbm.sketch import Sketch
 from policies.kvbm.tiers import TierSpec, check_cascade
 from twin.cluster import Group, block_bytes_of
@@ -102,6 +103,7 @@ def _with_tiers(group: Group) -> Group:
             batches=batches,
             min_lfu_count=config.min_lfu_count,
             decay_s=config.decay_s,
+            prefetch=PrefetchLimits() if config.prefetch and config.has_cpu and config.goes_deeper else None,
             plugins=plugins,
         )
         return replace(spec, tiers=plan)

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from policies.cluster.blocks import BlockRun, Branch
-from policies.cluster.ids import Tier
+from policies.cluster.ids import RequestId, Tier
 from policies.errors import InvariantError
 from policies.kvbm.batches import Moving, Pinned, before_first, between, first_blocks, rest
+from policies.kvbm.climb import Climb
 from policies.kvbm.consolidate import Change
 from policies.kvbm.health import Health
 from policies.kvbm.landing import Landing, continued, goes_on, worth_waiting
@@ -23,6 +24,7 @@ from policies.kvbm.lifecycle import BlockState, Cause
 from policies.kvbm.look_up import ALWAYS, Costs, Lacking, Pieces, Plan, Rule, TierRun, look_up, without
 from policies.kvbm.offload import Candidate
 from policies.kvbm.orders import ClearKv, Leg, Offload, Onboard, Order, PublishKv
+from policies.kvbm.prefetch import PrefetchLimits
 from policies.kvbm.sketch import Sketch
 from policies.kvbm.spread import Spread
 from policies.kvbm.store import Gone, Hold, Lot
@@ -39,6 +41,7 @@ class BlockManager:
         *,
         rule: Rule = ALWAYS,
         sketch: Sketch | None = None,
+        prefetch: PrefetchLimits | None = None,
     ) -> None:
         self.levels = tuple(levels)
         self.rule = rule
@@ -51,16 +54,30 @@ class BlockManager:
         self.age_at_hit = Spread()
         self.age_at_evict = Spread()
         self.reuse_at_evict = Spread()
+        self.climb: Climb | None = None
+        if prefetch is not None:
+            self.climb = Climb(
+                self.levels,
+                device_lacking,
+                prefetch,
+                make_room=lambda blocks, now_s: self._room(0, blocks, now_s),
+                told=lambda level, runs: self._tell(level.body, True, runs),
+                most_blocks=self.levels[0].lane.rules.max_blocks,
+            )
 
     @property
     def due_s(self) -> float | None:
         """When to call `poll` next, if nothing else happens before."""
-        return min((due_s for level in self.levels if (due_s := level.due_s) is not None), default=None)
+        due_s = min((due_s for level in self.levels if (due_s := level.due_s) is not None), default=None)
+        if self.climb is None or (climb_s := self.climb.due_s) is None:
+            return due_s
+        return climb_s if due_s is None else min(due_s, climb_s)
 
     @property
     def idle(self) -> bool:
         """Whether nothing moves and nothing waits to move."""
-        return not self._moving and not self._loads and all(level.lane.empty for level in self.levels)
+        still = not self._moving and not self._loads and all(level.lane.empty for level in self.levels)
+        return still and (self.climb is None or self.climb.idle)
 
     # ------------------------------------------------------------ what the engine says
 
@@ -129,7 +146,7 @@ class BlockManager:
             blocks[run.tier] = blocks.get(run.tier, 0) + run.hi - run.lo
         return max((self._body(tier).spec.alone_s(n) for tier, n in blocks.items()), default=0.0)
 
-    def begin(self, plan: Plan, now_s: float) -> Onboard:
+    def begin(self, plan: Plan, now_s: float, request_id: RequestId | None = None) -> Onboard:
         """The device has room for the plan's blocks: they come up now. Their sources stay until they are here."""
         legs, holds, stores = [], [], []
         for run in plan.runs:
@@ -143,6 +160,9 @@ class BlockManager:
             legs.append(Leg(run.tier, run.hi - run.lo, (run.hi - run.lo) * body.spec.block_bytes))
             holds.append(held)
             stores.append(body.store)
+            if self.climb is not None and request_id is not None and body is self.levels[0].body:
+                for part in run.found:
+                    self.climb.taken(request_id, BlockRun(part.stretch.branch, part.lo, part.hi))
         self._loads += 1
         return Onboard(plan, tuple(legs), holds, stores)
 
@@ -190,8 +210,18 @@ class BlockManager:
             level.lane.poll(now_s)
         for at in range(len(self.levels)):
             self._start(at, now_s)
+        if self.climb is not None:
+            self._orders += self.climb.poll(now_s)
         orders, self._orders = self._orders, []
         return orders
+
+    def fetched(self, fetch_id: int, now_s: float, bad: Sequence[BlockRun] = ()) -> None:
+        """A prefetch is over; `bad` blocks were no good: they are forgotten where they came from."""
+        assert self.climb is not None
+        source = self.climb.moved(fetch_id, now_s, bad=bad)
+        for run in bad:
+            source.negative.add(run, now_s)
+            self._forget(source, source.store.drop(*run, now_s), now_s, pass_on=False)
 
     def moved(self, batch_id: int, now_s: float, *, ok: bool = True, is_tiers_fault: bool = True) -> None:
         """A batch has been moved, or has come to nothing; `is_tiers_fault`: for want of a tier that takes it."""
@@ -251,6 +281,8 @@ class BlockManager:
                 level.body.underway.remove(*run)
         for batch_id in list(self._moving):
             self.moved(batch_id, now_s, ok=False, is_tiers_fault=False)
+        if self.climb is not None:
+            self.climb.close(now_s)
         self._orders.clear()
 
     def audit(self) -> None:

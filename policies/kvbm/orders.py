@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from policies.cluster.ids import Tier
+from policies.cluster.blocks import BlockRun
+from policies.cluster.ids import RequestId, Tier
 from policies.kvbm.consolidate import Change
 from policies.kvbm.look_up import Plan
 from policies.kvbm.store import Hold, TierStore
@@ -24,6 +25,18 @@ class Offload:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Prefetch:
+    """Copy these blocks from a tier up into host memory, for a request that waits; ends with `fetched`."""
+
+    fetch_id: int
+    request_id: RequestId
+    source: Tier
+    runs: tuple[BlockRun, ...]
+    blocks: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PublishKv:
     """Tell whoever listens that a tier holds these blocks now, or no longer."""
 
@@ -37,7 +50,7 @@ class ClearKv:
     tier: Tier
 
 
-Order: TypeAlias = Offload | PublishKv | ClearKv
+Order: TypeAlias = Offload | Prefetch | PublishKv | ClearKv
 
 
 class Leg(NamedTuple):

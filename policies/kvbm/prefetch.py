@@ -45,25 +45,52 @@ class Prefetcher:
         """A request waits that will want these blocks, which lie further down."""
         if runs:
             self._wanted[request_id] = list(runs)
+            self._fetched.setdefault(request_id, Spans())
 
-    def next(self, now_s: float, run_s: float = 0.0) -> tuple[RequestId, BlockRun] | None:
-        """What to fetch now, for whom waits longest; None when nobody does or a limit is reached.
+    @property
+    def waiting(self) -> bool:
+        """Whether anything is still to be fetched for anybody."""
+        return bool(self._wanted)
 
-        `run_s` is how long the link takes for it alone; the next one may go when the share allows.
-        """
+    @property
+    def due_s(self) -> float | None:
+        """When `next` may have something: None while nobody waits, or what may be held is held."""
+        return self._link_s if self._wanted and self._room_blocks > self.held_blocks else None
+
+    def next(self, now_s: float, most_blocks: int | None = None) -> tuple[RequestId, BlockRun] | None:
+        """What to fetch now, for whom waits longest; None when nobody does or a limit is reached. It counts as fetched
+        for that request from now on."""
         room = self._room_blocks - self.held_blocks
         if not self._wanted or room <= 0 or now_s < self._link_s:
             return None
+        most = room if most_blocks is None else min(room, most_blocks)
         request_id, runs = next(iter(self._wanted.items()))
         branch, lo, hi = runs.pop(0)
-        if hi - lo > room:
-            runs.insert(0, BlockRun(branch, lo + room, hi))
-            hi = lo + room
+        if hi - lo > most:
+            runs.insert(0, BlockRun(branch, lo + most, hi))
+            hi = lo + most
         if not runs:
             del self._wanted[request_id]
-        self._link_s = now_s + run_s / self._share
         self._fetched.setdefault(request_id, Spans()).add(branch, lo, hi)
         return request_id, BlockRun(branch, lo, hi)
+
+    def begins(self, now_s: float, alone_s: float) -> None:
+        """Something is fetched that takes the link so long when it is alone: it has had its share for a while then."""
+        self._link_s = now_s + alone_s / self._share
+
+    def not_fetched(self, request_id: RequestId, run: BlockRun) -> None:
+        """These blocks did not have to be fetched, or could not be."""
+        spans = self._fetched.get(request_id)
+        if spans is not None:
+            spans.remove(*run)
+
+    def enough(self, request_id: RequestId) -> None:
+        """Nothing more is fetched for a request; what was is still held for it."""
+        self._wanted.pop(request_id, None)
+
+    def waits_still(self, request_id: RequestId) -> bool:
+        """Whether a request for which something was fetched may still take it."""
+        return request_id in self._fetched
 
     def is_wanted(self, run: BlockRun) -> bool:
         """Whether a waiting request has had any of these blocks fetched: they must not be evicted for another fetch."""

@@ -231,6 +231,63 @@ def test_a_store_that_fails_or_hangs_is_not_waited_for_any_longer(tmp_path: Path
     assert hits(run) == {"lookups": 6, "miss_absent": 6}
 
 
+FETCH = (
+    "workers.engine.block_size=64",
+    "workers.engine.kv_blocks=17",
+    "workers.kvbm.cpu_cache_tokens=1280",
+    "workers.kvbm.disk_cache_tokens=100000",
+    "workers.kvbm.disk_offload=presence",
+    "workers.kvbm.block_bytes=8388608",
+    "router.queue.prefill_busy_tokens=100",
+)
+
+
+def returns_from_disk(tmp_path: Path) -> Path:
+    """A; ten others, whose blocks push A's two out of host memory (20 blocks); a prompt of a second; A once more, which
+    waits in the router until that is computed."""
+    others = [(1000 * n, 130, [100 * n, 100 * n + 1, 100 * n + 2], 1) for n in range(1, 11)]
+    long = (20_000, 1000, list(range(5000, 5016)), 1)
+    return rows(tmp_path, (0, 130, [1, 2, 3], 1), *others, long, (20_001, 130, [1, 2, 3], 1))
+
+
+@pytest.mark.parametrize("leap", [True, False])
+def test_blocks_of_a_request_that_waits_in_the_router_climb_to_host_memory(leap: bool, tmp_path: Path) -> None:
+    trace = returns_from_disk(tmp_path)
+    plain = toy(trace, tmp_path / "plain", *FETCH, key_tokens=64, leap=leap)
+    assert plain.ms("ttft_s")[-1] == round(999 + 0.1 + 2 * 0.8388608 + 2, 3)
+    assert hits(plain)["g3"] == 2
+    ahead = toy(trace, tmp_path / "ahead", *FETCH, "workers.kvbm.prefetch=true", key_tokens=64, leap=leap)
+    assert ahead.ms("ttft_s")[-1] == round(999 + 0.01 + 2 * 0.262144 + 2, 3)
+    assert hits(ahead) == {"lookups": 39, "g2": 2, "miss_absent": 37}
+    assert ahead.report.meta.kvbm["prefetch"] == {"fetched": 2, "used": 2, "wasted": 0}
+    assert ahead.report.meta.moved_bytes["tier_fetches"] == 2 * 8_388_608
+    assert "prefetch" not in plain.report.meta.kvbm
+
+
+def test_what_was_fetched_for_a_request_that_leaves_is_wasted(tmp_path: Path) -> None:
+    leaves = faults(tmp_path, 'kind = "client_disconnect"\nrow = 12\nat_ms = 20500')
+    run = toy(
+        returns_from_disk(tmp_path), tmp_path / "run", *FETCH, leaves, "workers.kvbm.prefetch=true", key_tokens=64
+    )
+    assert run.report.meta.kvbm["prefetch"] == {"fetched": 2, "used": 0, "wasted": 2}
+
+
+def test_a_prefetch_that_reads_damaged_blocks_brings_none(tmp_path: Path) -> None:
+    bad = faults(tmp_path, 'kind = "tier_corrupt"\ntier = "g3"\nrate = 1.0\nat_ms = 15000')
+    run = toy(returns_from_disk(tmp_path), tmp_path / "run", *FETCH, bad, "workers.kvbm.prefetch=true", key_tokens=64)
+    assert run.report.meta.kvbm["prefetch"] == {"fetched": 0, "used": 0, "wasted": 0}
+    assert run.ms("ttft_s")[-1] == 999 + 130, "forgotten, and computed"
+
+
+def test_prefetching_that_can_do_nothing_is_told(tmp_path: Path) -> None:
+    for sets, why in (
+        ((*TIER, "router.queue.prefill_busy_tokens=100"), "it takes a cpu tier and one below it"),
+        ([text for text in FETCH if "queue" not in text], "no request ever waits in the router"),
+    ):
+        with pytest.raises(ConfigError, match=f"workers.pool.kvbm.prefetch has no effect: {why}"):
+            run_plain(tmp_path, *sets, "workers.kvbm.prefetch=true")
+
+
 def test_groups_that_a_block_manager_cannot_serve_are_refused_by_name(tmp_path: Path) -> None:
     for change, why in (
         ("workers.engine.kind=sglang", "the engine is sglang"),

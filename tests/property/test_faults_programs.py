@@ -32,6 +32,7 @@ from policies.resilience.drain import DrainRules
 from policies.resilience.health import Canaries, CanarySettings
 from policies.resilience.migration import Migration, MigrationSettings
 from policies.router.build import build
+from policies.router.queue import QueueSettings
 from twin.engine.settings import EngineSettings
 from twin.engine.ticks import instant
 from twin.engine.trtllm import TrtllmSettings
@@ -215,9 +216,10 @@ def perform(
     tiers: Sequence[TierPlan] | None = None,
     links: Sequence[Link] = (),
     guarded: bool = False,
+    queue: QueueSettings | None = None,
 ) -> tuple[MemorySinks, Watched, Caches]:
     """Run a program to its end and check what must hold then."""
-    router = build(router_settings(mode, block_size=engine.block_size))
+    router = build(router_settings(mode, block_size=engine.block_size, queue=queue))
     watched, sinks = Watched(), MemorySinks()
     caches = Caches()
     listens = [caches] if mode == "kv" else []

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from policies.cluster.blocks import Branch
-from policies.cluster.ids import Tier
+from policies.cluster.ids import RequestId, Tier
 from policies.kvbm.accounting import HitCount, Looked
 from policies.kvbm.landing import Landing
 from policies.kvbm.look_up import Costs, Miss, Plan
@@ -75,6 +75,7 @@ class TieredEngine(LoadingEngine):
         super().__init__(settings, replace(parts, kv_events=True, leap_past_evictions=False))
         self.manager: BlockManager
         self.hits = HitCount()
+        self.on_submit: Callable[[RequestId], None]  # where requests have blocks fetched for them while they wait
         self._now_s = 0.0
         self._fresh: list[tuple[Branch, int, int]] = []  # complete on the device when the step is over
         self._is_between = False  # no step is being planned or committed: what time it is, nobody says
@@ -178,8 +179,20 @@ class TieredEngine(LoadingEngine):
         self._unpark(wait, 1)
         self._blocked = False
 
+    def submit(self, seq: Sequence) -> str | None:
+        climb = self.manager.climb
+        if climb is None:
+            return super().submit(seq)
+        self.on_submit(seq.request_id)
+        refusal = super().submit(seq)
+        if refusal is not None:
+            climb.gone(seq.request_id)
+        return refusal
+
     def cancel(self, seq: Sequence) -> None:
         self._plans.pop(seq, None)
+        if self.manager.climb is not None:
+            self.manager.climb.gone(seq.request_id)
         self._hasty.discard(seq)
         if seq.phase is Phase.LOADING:
             load = self._loads.get(seq)
@@ -242,7 +255,8 @@ class TieredEngine(LoadingEngine):
 
     def _begin(self, seq: Sequence, match: Match, plan: Plan) -> None:
         blocks = plan.load_blocks
-        onboard = self.manager.begin(plan, self._now_s)  # first: what is taken now may push it out of its tier
+        # first: what is taken now may push it out of its tier
+        onboard = self.manager.begin(plan, self._now_s, seq.request_id)
         self.ledger.start(seq, match)
         self.pool.take(blocks)
         seq.owned += blocks
@@ -319,6 +333,8 @@ class TieredEngine(LoadingEngine):
         first, was = seq.admit_s is None, seq.phase
         super()._start(seq, now_s, hit_tokens)
         self._hasty.discard(seq)
+        if self.manager.climb is not None:
+            self.manager.climb.gone(seq.request_id)
         if was is Phase.ACTIVATED:
             return  # its prompt came from elsewhere
         plan, good = self._plans.pop(seq, (None, 0))

@@ -35,7 +35,13 @@ def figures(hits: Sequence[HitCount], managers: Sequence[BlockManager]) -> dict[
         name: _spread([getattr(manager, name) for manager in managers])
         for name in ("age_at_hit", "age_at_evict", "reuse_at_evict")
     }
-    return {"hits": found, "edges": edges, "spreads": spreads}
+    climbs = [manager.climb for manager in managers if manager.climb is not None]
+    more: dict[str, Any] = {}
+    if climbs:
+        more["prefetch"] = {
+            name: sum(getattr(climb, f"{name}_blocks") for climb in climbs) for name in ("fetched", "used", "wasted")
+        }
+    return {"hits": found, "edges": edges, "spreads": spreads} | more
 
 
 def _spread(parts: Sequence[Spread]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from policies.kvbm.build import KvSettings, build_offload
 from policies.kvbm.level import Level
 from policies.kvbm.look_up import Lacking
 from policies.kvbm.manager import BlockManager
-from policies.kvbm.orders import Offload, PublishKv
+from policies.kvbm.orders import Offload, Prefetch, PublishKv
 from policies.kvbm.sketch import Sketch
 from policies.kvbm.store import UNLIMITED_BLOCKS
 from twin.engine.loading import HostLoad
@@ -24,7 +24,7 @@ from twin.engine.tiered import StoreWait, TieredEngine, TierLoad
 from twin.mocker.clock import Order
 from twin.mocker.links import Transfer, side_by_side
 from twin.mocker.tierloads import Landings, Loading, Loads
-from twin.perf.cargo import TIER_STORES
+from twin.perf.cargo import TIER_FETCHES, TIER_STORES
 
 if TYPE_CHECKING:
     from twin.mocker.tierplan import TierPlan
@@ -43,11 +43,14 @@ class TierLane:
         self._plan = plan
         self._by_tier = {level.spec.tier: level for level in plan.levels}
         self._moving: dict[int, Transfer] = {}
+        self._fetching: dict[int, Transfer] = {}
         self._armed_s: float | None = None
         self.closed = False
         self.engine = engine
         self.manager = engine.attach(self._make)
         self.loads = Loads(tiers, self.manager, self._by_tier, self.attend)
+        if self.manager.climb is not None:
+            engine.on_submit = partial(tiers.sent, worker_id)
 
     def _make(self, lacking: Lacking) -> BlockManager:
         plan = self._plan
@@ -71,7 +74,7 @@ class TierLane:
             )
             for level in plan.levels
         ]
-        return BlockManager(levels, lacking, rule=plan.rule, sketch=made[0] if made else None)
+        return BlockManager(levels, lacking, rule=plan.rule, sketch=made[0] if made else None, prefetch=plan.prefetch)
 
     def load(self, load: HostLoad, on_done: Callable[[], None]) -> Loading | Landings:
         """Bring the blocks of a load up; `on_done` is called when all of them have come, or none will any more. Or wait
@@ -97,6 +100,8 @@ class TierLane:
                     on_done=partial(self._moved, order.batch_id),
                     cargo=TIER_STORES,
                 )
+            elif isinstance(order, Prefetch):
+                self._fetch(order)
             elif isinstance(order, PublishKv):
                 self._tiers.listener.tier_changed(self._worker_id, order.change)
             else:
@@ -104,6 +109,21 @@ class TierLane:
         due_s = self.manager.due_s
         if due_s is not None and (self._armed_s is None or due_s < self._armed_s):
             self._arm(due_s)
+
+    def _fetch(self, order: Prefetch) -> None:
+        level = self._by_tier[order.source]
+        self._fetching[order.fetch_id] = self._tiers.network.start_all(
+            side_by_side(level.down, order.bytes),
+            setup_s=level.spec.latency_s,
+            on_done=partial(self._fetched, order),
+            cargo=TIER_FETCHES,
+        )
+
+    def _fetched(self, order: Prefetch) -> None:
+        del self._fetching[order.fetch_id]
+        bad = self.loads.damaged(order.source, order.request_id, order.runs)
+        self.manager.fetched(order.fetch_id, self._tiers.clock.now, bad)
+        self.attend()
 
     def _arm(self, due_s: float) -> None:
         at_s = instant(due_s)
@@ -130,7 +150,7 @@ class TierLane:
         if self.closed:
             return
         self.closed = True
-        for transfer in self._moving.values():
+        for transfer in (*self._moving.values(), *self._fetching.values()):
             transfer.cancel()
         self.loads.close()
         self.manager.close(self._tiers.clock.now)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from policies.cluster.blocks import BlockRun
 from policies.cluster.draws import draw
-from policies.cluster.ids import Tier
+from policies.cluster.ids import RequestId, Tier
 from policies.kvbm.manager import BlockManager
 from twin.engine.ticks import instant
 from twin.engine.tiered import StoreWait, TierLoad
@@ -140,6 +140,16 @@ class Loads:
                 self._came_up(loading)
         self.landed()
 
+    def damaged(self, tier: Tier, request_id: RequestId, runs: Sequence[BlockRun]) -> list[BlockRun]:
+        """The blocks that a tier hands out damaged, of those that were read from it for a request."""
+        rate = self.bad_rate.get(tier, 0.0)
+        return [
+            BlockRun(branch, block, block + 1)
+            for branch, lo, hi in (runs if rate else ())
+            for block in range(lo, hi)
+            if draw(self._tiers.seed, f"tier_corrupt.{tier.value}", request_id, block) < rate
+        ]
+
     def close(self) -> None:
         """The worker is gone: nothing comes up any more."""
         for loading in list(self._under_way):
@@ -207,9 +217,6 @@ class Loads:
         """The blocks of a load that were read damaged."""
         bad = []
         for run in load.onboard.plan.runs if self.bad_rate else ():
-            rate = self.bad_rate.get(run.tier, 0.0)
-            for part in run.found if rate else ():
-                for block in range(part.lo, part.hi):
-                    if draw(self._tiers.seed, f"tier_corrupt.{run.tier.value}", load.seq.request_id, block) < rate:
-                        bad.append(BlockRun(part.stretch.branch, block, block + 1))
+            parts = [BlockRun(part.stretch.branch, part.lo, part.hi) for part in run.found]
+            bad += self.damaged(run.tier, load.seq.request_id, parts)
         return bad

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from policies.kvbm.build import NO_PLUGINS, KvSettings
 from policies.kvbm.lane import BatchRules
 from policies.kvbm.look_up import Rule
+from policies.kvbm.prefetch import PrefetchLimits
 from policies.kvbm.tiers import TierSpec
 
 Lanes = tuple[tuple[str, ...], ...]
@@ -41,4 +42,5 @@ class TierPlan:
     batches: BatchRules
     min_lfu_count: int
     decay_s: float
+    prefetch: PrefetchLimits | None = None
     plugins: Mapping[str, Callable[[KvSettings], object]] = field(default_factory=lambda: NO_PLUGINS)

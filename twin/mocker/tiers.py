@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from policies.cluster.ids import Tier, WorkerId
+from policies.cluster.blocks import BlockPath
+from policies.cluster.ids import RequestId, Tier, WorkerId
 from policies.kvbm.build import KvSettings, build_eviction
+from policies.kvbm.climb import Reach
 from policies.kvbm.consolidate import Change
 from policies.kvbm.level import TierBody
 from twin.engine.tiered import TieredEngine
@@ -40,6 +42,7 @@ class Tiers:
         self.seed = seed
         self._shared: dict[str, TierBody] = {}
         self._past: list[TierLane] = []  # of workers that are gone
+        self._fetching: dict[RequestId, TierLane] = {}  # where blocks are fetched for requests that wait
 
     def lane(self, worker_id: WorkerId, plan: TierPlan, engine: TieredEngine) -> TierLane:
         """The tiers of a worker that comes up; those that only it had before are empty again."""
@@ -77,6 +80,48 @@ class Tiers:
         for change in lane.manager.contents() if lane is not None else ():
             self.listener.tier_changed(worker_id, change)
 
+    # ------------------------------------------------------------ requests that wait in the router
+
+    def queued(self, request_id: RequestId, path: BlockPath | None, isl: int, block_size: int) -> None:
+        """A request waits in the router. The worker that has most of its prompt, most of it near, fetches the rest that
+        it can reach: that is where the request will most likely go."""
+        self.left(request_id)
+        if path is None:
+            return
+        usable = (isl - 1) // block_size
+        reaches = [
+            (lane, lane.manager.climb.reach(path.pieces, usable))
+            for lane in self.up.values()
+            if lane.manager.climb is not None and lane.engine.settings.block_size == block_size
+        ]
+        if not reaches:
+            return
+        lane, reach = max(reaches, key=_by_reach)
+        if reach.runs and lane.manager.climb is not None:
+            lane.manager.climb.waits(request_id, path.pieces, usable, reach.runs)
+            self._fetching[request_id] = lane
+            lane.attend()
+
+    def left(self, request_id: RequestId) -> None:
+        """A request does not wait any more, and goes nowhere."""
+        lane = self._fetching.pop(request_id, None)
+        if lane is not None and lane.manager.climb is not None:
+            lane.manager.climb.gone(request_id)
+            lane.attend()
+
+    def sent(self, worker_id: WorkerId, request_id: RequestId) -> None:
+        """A request has been sent to a worker: what was fetched for it is held there till it is admitted."""
+        lane = self._fetching.get(request_id)
+        if lane is None or lane.manager.climb is None:
+            return
+        if lane is self.lanes[worker_id]:
+            del self._fetching[request_id]
+            lane.manager.climb.comes(request_id)
+        else:
+            self.left(request_id)
+
+    # ------------------------------------------------------------ sums
+
     def audit(self) -> None:
         """Blocks add up in every tier. Raises InvariantError."""
         for lane in self.lanes.values():
@@ -95,3 +140,7 @@ class Tiers:
         """What the report says of tiers, over all workers: hits by class, what each edge did, ages of blocks."""
         lanes = [*self._past, *self.lanes.values()]
         return figures([lane.engine.hits for lane in lanes], [lane.manager for lane in lanes])
+
+
+def _by_reach(found: tuple[TierLane, Reach]) -> tuple[int, int]:
+    return found[1].blocks, found[1].near

@@ -64,7 +64,7 @@ from twin.mocker.sinks import Cells, Sinks
 from twin.mocker.starts import Starts, WeightLoad
 from twin.mocker.wires import FRONTEND, Wires
 from twin.mocker.worker import MockWorker
-from twin.perf.cargo import TIER_STORES, WEIGHTS
+from twin.perf.cargo import TIER_FETCHES, TIER_STORES, WEIGHTS
 from twin.perf.protocol import LatencyModel
 
 if TYPE_CHECKING:
@@ -349,9 +349,8 @@ class MockWorld:
             )
         if self.network is not None:
             self.network.audit()
-            live = (
-                self.network.live - self.network.live_of(WEIGHTS) - self.network.live_of(TIER_STORES)
-            )  # a link that stays down holds up starts for good
+            held_up = (WEIGHTS, TIER_STORES, TIER_FETCHES)  # a link that stays down holds up starts for good
+            live = self.network.live - sum(self.network.live_of(cargo) for cargo in held_up)
             if live:
                 raise InvariantError(f"{live} transfers are under way after the end of the run")
         for worker in self.workers.values():
@@ -558,7 +557,10 @@ class MockWorld:
 
     def _note_queued(self, action: Enqueue) -> None:
         """The router keeps a request; nobody works on it."""
-        row = self.open[action.request_id].row.row
+        request = self.open[action.request_id]
+        row = request.row.row
+        if self.block_tiers is not None:
+            self.block_tiers.queued(request.request_id, request.path, request.row.isl, self.tree.block_size)
         queued = (self.clock.now, row, action.request_id, None, self._router, "queue", None, action.reason, None)
         self._sinks.decisions.append(queued)
 
@@ -725,6 +727,8 @@ class MockWorld:
             event = RequestFailed(
                 at_s=now_s, request_id=request_id, reason=reason or "", worker_id=worker_id, output_tokens=made
             )
+        if status != "completed" and self.block_tiers is not None:
+            self.block_tiers.left(request_id)
         if self.churn.touched:
             self.churn.on_end(request_id, status)
         self.post(event)

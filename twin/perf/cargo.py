@@ -5,5 +5,5 @@ from __future__ import annotations
 KV, WEIGHTS, HOST, STORE = CARGOES = ("kv", "weights", "host", "store")
 """KV from prefill to decode workers, weights of a worker that starts, KV between GPU and host memory, KV between a
 worker and tiers that all workers share."""
-TIER_LOADS, TIER_STORES = "tier_loads", "tier_stores"
-"""What moves between the tiers of a block manager: up to the device, and down."""
+TIER_LOADS, TIER_STORES, TIER_FETCHES = "tier_loads", "tier_stores", "tier_fetches"
+"""What moves between the tiers of a block manager: up to the device, down, and up into host memory ahead of a load."""

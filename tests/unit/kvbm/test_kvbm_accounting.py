@@ -211,10 +211,13 @@ def test_prefetching_keeps_to_its_share_of_tier_and_link() -> None:
     fetch = Prefetcher(PrefetchLimits(), tier_blocks=100)
     fetch.waits(A, [chains.run("a1", "a8")])
     fetch.waits(B, [chains.run("b1", "b8")])
-    assert fetch.next(0.0, run_s=1.0) == (A, chains.run("a1", "a8"))
+    assert fetch.next(0.0, most_blocks=5) == (A, chains.run("a1", "a5"))
+    assert fetch.next(0.0) == (A, chains.run("a6", "a8"))
+    fetch.begins(0.0, 1.0)
     assert fetch.next(3.9) is None, "a second of the link, a quarter of the time"
     assert fetch.next(4.0) == (B, chains.run("b1", "b2")), "ten blocks are a tenth of the tier"
     assert fetch.next(99.0) is None
+    assert fetch.due_s is None
     assert fetch.is_wanted(chains.run("a5"))
 
 
