@@ -29,6 +29,8 @@ from traces.schema import (
     PRIORITY,
     REQUEST_ID,
     SESSION_ID,
+    TENANT,
+    TEXTS,
 )
 from traces.source import Json, Kind, Source
 
@@ -48,6 +50,7 @@ FIELDS: Mapping[str, str] = {
     MAX_TOKENS: "max_tokens",
     PRIORITY: "priority",
     LORA: "lora",
+    TENANT: "tenant",
     HASH_IDS: "blocks",
 }
 
@@ -277,7 +280,7 @@ class _Reading:
                 PRIORITY: numbers(PRIORITY),
             },
             place=lambda i: requests[i].line,
-            texts={c: texts([event.get(FIELDS[c]) for event in events]) for c in (REQUEST_ID, SESSION_ID, LORA)},
+            texts={c: texts([event.get(FIELDS[c]) for event in events]) for c in TEXTS},
             ids=id_lists([request.ids for request in requests], FIELDS[HASH_IDS], notes),
             unreadable=notes,
             left_out=left_out,

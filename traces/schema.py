@@ -25,6 +25,8 @@ HASH_IDS = "hash_ids"
 MAX_TOKENS = "max_tokens"
 PRIORITY = "priority"
 LORA = "lora"
+TENANT = "tenant"
+"""Whose request it is; prompts of different tenants share no content."""
 
 SCHEMA = pa.schema(
     [
@@ -38,11 +40,12 @@ SCHEMA = pa.schema(
         pa.field(MAX_TOKENS, pa.int32()),
         pa.field(PRIORITY, pa.int32()),
         pa.field(LORA, pa.string()),
+        pa.field(TENANT, pa.string()),
     ]
 )
 COLUMNS: tuple[str, ...] = tuple(SCHEMA.names)
 REQUIRED = (ARRIVAL, ISL, OSL)
-TEXTS = (REQUEST_ID, SESSION_ID, LORA)
+TEXTS = (REQUEST_ID, SESSION_ID, LORA, TENANT)
 
 TOKENS_LIMIT = 2**31 - 1
 """Largest token count of one request: the columns are int32."""

@@ -276,6 +276,9 @@ class KvbmConfig:
     )
     onboard_deadline_s: float | None = _key(None, "with onboard = deadline: latest arrival", above=0, absent="none")
     min_lfu_count: int = _key(8, "presence_lfu passes blocks that were used more often", low=0, high=15)
+    tenant_quota_tokens: int | None = _key(
+        None, "tenant_quota: most that one tenant may have in a tier", low=1, high=2**62, absent="none"
+    )
     decay_s: float = _key(60.0, "frequency_filter: time in which a frequency falls by one", above=0)
     max_batch_blocks: int = _key(64, "blocks that move down together at most", low=1, high=LARGEST)
     min_batch_blocks: int = _key(8, "blocks that an idle link waits for", low=1, high=LARGEST)

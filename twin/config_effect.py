@@ -177,6 +177,8 @@ def _kvbm(config: Config, group: WorkerGroup) -> Iterator[tuple[str, str]]:
     filters = "+".join(getattr(kvbm, f"{tier}_offload") for tier, is_there in there.items() if is_there)
     if "presence_lfu" not in filters:
         idle.setdefault("min_lfu_count", "no tier has presence_lfu as its offload")
+    if "tenant_quota" not in filters:
+        idle.setdefault("tenant_quota_tokens", "no tier has tenant_quota as its offload")
     if "frequency_filter" not in filters:
         idle.setdefault("decay_s", "no tier has frequency_filter as its offload")
     if group.links.host is not None:

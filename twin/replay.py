@@ -514,6 +514,8 @@ def _report(
         no_effect.append("router.affinity has no effect: no row of the trace belongs to a session")
     if config.router.mode == "thunder" and not world.in_sessions:
         warnings.append("mode thunder: no row of the trace belongs to a session, so it only balances the pools")
+    if world.block_tiers is not None:
+        no_effect += world.block_tiers.without_effect()
     if world.cut_short:
         warnings.append(
             f"answers cut short where the context was full (engine.max_model_len): {world.cut_short:,}; "

@@ -79,7 +79,14 @@ def _with_tiers(group: Group) -> Group:
     config = group.config.kvbm
     where = f"workers.{group.config.name}.kvbm"
     plugins = _plugins(config)
-    settings = KvSettings(sketch=lambda: Sketch(1), min_lfu_count=config.min_lfu_count, decay_s=config.decay_s)
+    quota = config.tenant_quota_tokens
+    quota_blocks = None if quota is None else quota // group.settings.block_size
+    settings = KvSettings(
+        sketch=lambda: Sketch(1),
+        min_lfu_count=config.min_lfu_count,
+        decay_s=config.decay_s,
+        quota_blocks=quota_blocks,
+    )
     try:
         batches = BatchRules(
             max_blocks=config.max_batch_blocks,
@@ -103,6 +110,7 @@ def _with_tiers(group: Group) -> Group:
             batches=batches,
             min_lfu_count=config.min_lfu_count,
             decay_s=config.decay_s,
+            quota_blocks=quota_blocks,
             prefetch=PrefetchLimits() if config.prefetch and config.has_cpu and config.goes_deeper else None,
             plugins=plugins,
         )

@@ -74,7 +74,7 @@ class RequestArrived(RequestEvent):
     `isl` is the prompt length in tokens. `blocks` is the content of its complete prompt blocks in the router's block
     size, None when nothing is known of the content (it then shares nothing). `max_tokens` is the client's budget.
     `priority` is how many seconds it jumps ahead in a queue. `worker_hint` is a worker that the client asked for by id.
-    `traits` are what its answer must keep.
+    `tenant` is whose it is. `traits` are what its answer must keep.
     """
 
     isl: int
@@ -84,6 +84,7 @@ class RequestArrived(RequestEvent):
     session_id: str | None = None
     lora: str | None = None
     worker_hint: WorkerId | None = None
+    tenant: str | None = None
     hints: Hints | None = None
     traits: tuple[Trait, ...] = ()
 

@@ -52,7 +52,7 @@ def _presence_lfu(settings: KvSettings) -> OffloadFilter:
 
 def _tenant_quota(settings: KvSettings) -> OffloadFilter:
     if settings.quota_blocks is None:
-        raise ConfigError("offload 'tenant_quota' needs a quota in blocks for each tenant")
+        raise ConfigError("offload 'tenant_quota' needs tenant_quota_tokens, what one tenant may have")
     return TenantQuota(settings.quota_blocks)
 
 

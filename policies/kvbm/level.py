@@ -14,6 +14,7 @@ from policies.kvbm.eviction.order import EvictionOrder
 from policies.kvbm.health import NegativeCache, TierHealth
 from policies.kvbm.lane import BatchRules, Lane
 from policies.kvbm.offload import OffloadFilter
+from policies.kvbm.owners import Shares
 from policies.kvbm.spans import Span, Spans
 from policies.kvbm.store import TierStore
 from policies.kvbm.tiers import TierSpec
@@ -33,19 +34,29 @@ class TierBody:
     whoever still refers to the old one finds nothing of it in the new.
     """
 
-    __slots__ = ("_make_order", "health", "negative", "refuses", "spec", "store", "underway")
+    __slots__ = ("_make_order", "health", "negative", "refuses", "shares", "spec", "store", "underway")
 
-    def __init__(self, spec: TierSpec, make_order: Callable[[], EvictionOrder], *, duplicates: str = "reject") -> None:
+    def __init__(
+        self,
+        spec: TierSpec,
+        make_order: Callable[[], EvictionOrder],
+        *,
+        duplicates: str = "reject",
+        shares: Shares | None = None,
+    ) -> None:
         self.spec = spec
         self._make_order = make_order
         self.store = TierStore(spec.capacity_blocks, make_order(), duplicates=duplicates, name=spec.tier.value)
         self.health = TierHealth()
         self.negative = NegativeCache()
         self.underway = Spans()
+        self.shares = shares  # where tenants are told apart
         self.refuses = False  # takes no writes, for whatever reason
 
     def lose(self) -> None:
         """Everything in it is gone, and it does not answer."""
+        if self.shares is not None:
+            self.shares.clear()
         self.health.lost()
         old = self.store
         self.store = TierStore(
@@ -66,8 +77,8 @@ class TierBody:
         return [gap for a, b in self.store.lacking(branch, lo, hi) for gap in self.underway.lacking(branch, a, b)]
 
     def blocks_of(self, tenant: str) -> int:
-        """Blocks of one tenant; nobody's blocks are told apart here yet."""
-        return 0
+        """Blocks of one tenant that are here or on their way here; 0 where nobody's are told apart."""
+        return self.shares.blocks_of(tenant, self.underway) if self.shares is not None else 0
 
 
 @dataclass(slots=True, kw_only=True)

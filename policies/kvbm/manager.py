@@ -24,6 +24,7 @@ from policies.kvbm.lifecycle import BlockState, Cause
 from policies.kvbm.look_up import ALWAYS, Costs, Lacking, Pieces, Plan, Rule, TierRun, look_up, without
 from policies.kvbm.offload import Candidate
 from policies.kvbm.orders import ClearKv, Leg, Offload, Onboard, Order, PublishKv
+from policies.kvbm.owners import Owners
 from policies.kvbm.prefetch import PrefetchLimits
 from policies.kvbm.sketch import Sketch
 from policies.kvbm.spread import Spread
@@ -42,11 +43,13 @@ class BlockManager:
         rule: Rule = ALWAYS,
         sketch: Sketch | None = None,
         prefetch: PrefetchLimits | None = None,
+        owners: Owners | None = None,
     ) -> None:
         self.levels = tuple(levels)
         self.rule = rule
         self._device_lacking = device_lacking
         self._sketch = sketch
+        self._owners = owners
         self._moving: dict[int, Moving] = {}
         self._orders: list[Order] = []
         self._batches = 0
@@ -332,7 +335,8 @@ class BlockManager:
         if not body.health.may_write(now_s):
             counts.dropped += blocks
             return
-        for lo, hi in level.offload.passes(Candidate(run), body, now_s):
+        candidate = Candidate(run, tenant=self._owners.of(run.branch) if self._owners is not None else None)
+        for lo, hi in level.offload.passes(candidate, body, now_s):
             blocks -= hi - lo
             fresh = body.underway.add(run.branch, lo, hi)
             counts.joined += hi - lo - sum(b - a for a, b in fresh)
@@ -456,6 +460,8 @@ class BlockManager:
             self._arrived(at + 1, part.run, now_s)
 
     def _tell(self, body: TierBody, is_store: bool, runs: Sequence[BlockRun]) -> None:
+        if body.shares is not None:
+            body.shares.change(is_store, runs)
         shared = tuple(run for run in runs if run.branch.shareable)
         if shared:
             self._orders.append(PublishKv(change=Change(is_store, body.shown_tier, shared)))

@@ -143,13 +143,15 @@ def test_a3_hits_on_the_device_are_what_they_are_without_tiers(tmp_path: Path) -
 
 def rows(tmp_path: Path, *requests: tuple[float, int, list[int], int]) -> Path:
     """A trace of (ms, prompt tokens, ids, output tokens), 64 tokens an id."""
+    return tenants_rows(tmp_path, *((*request, None) for request in requests))
+
+
+def tenants_rows(tmp_path: Path, *requests: tuple[float, int, list[int], int, str | None]) -> Path:
+    """The same, with whose request it is."""
+    names = ("timestamp", "input_length", "hash_ids", "output_length", "tenant")
     path = tmp_path / "rows.jsonl"
-    path.write_text(
-        "".join(
-            json.dumps({"timestamp": ms, "input_length": isl, "output_length": osl, "hash_ids": ids}) + "\n"
-            for ms, isl, ids, osl in requests
-        )
-    )
+    table = [dict(zip(names, request, strict=True)) for request in requests]
+    path.write_text("".join(json.dumps({k: v for k, v in row.items() if v is not None}) + "\n" for row in table))
     return path
 
 
@@ -286,6 +288,38 @@ def test_prefetching_that_can_do_nothing_is_told(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=f"workers.pool.kvbm.prefetch has no effect: {why}"):
             run_plain(tmp_path, *sets, "workers.kvbm.prefetch=true")
+
+
+QUOTA = (
+    *TIER,
+    "workers.kvbm.cpu_cache_tokens=100000",
+    "workers.kvbm.cpu_offload=presence+tenant_quota",
+    "workers.kvbm.tenant_quota_tokens=192",
+)
+
+
+def test_a_tenant_has_no_more_of_a_tier_than_its_quota(tmp_path: Path) -> None:
+    """Of two prompts of a three blocks stay; b has its own. Each prompt pushes the one before it off the device."""
+    asked = [("a", 1), ("a", 11), ("b", 1)] * 2
+    trace = tenants_rows(tmp_path, *((1000 * n, 130, [k, k + 1, k + 2], 1, who) for n, (who, k) in enumerate(asked)))
+    run = toy(trace, tmp_path / "run", *QUOTA, key_tokens=64)
+    assert run.report.meta.kvbm["tenants"] == {"g2": {"a": 3, "b": 2}}
+    assert hits(run) == {"lookups": 12, "g2": 5, "miss_absent": 7}
+    assert run.report.meta.kvbm["edges"]["g2"]["filtered"] > 0
+
+
+def test_a_quota_without_tenants_is_told(tmp_path: Path) -> None:
+    run = toy("c20_tiers.jsonl", tmp_path / "run", *QUOTA, key_tokens=64)
+    assert any("no row of the trace names its tenant" in line for line in run.report.meta.no_effect)
+    sets = [text for text in QUOTA if "quota_tokens" not in text]
+    with pytest.raises(ConfigError, match="offload 'tenant_quota' needs tenant_quota_tokens"):
+        toy("c20_tiers.jsonl", tmp_path / "none", *sets, key_tokens=64)
+
+
+def test_tenants_share_no_content(tmp_path: Path) -> None:
+    trace = tenants_rows(tmp_path, *((1000 * n, 130, [1, 2, 3], 1, who) for n, who in enumerate(["a", "b", "a", None])))
+    run = toy(trace, tmp_path / "run", *WIDE, key_tokens=64)
+    assert hits(run) == {"lookups": 8, "g1": 2, "miss_absent": 6}
 
 
 def test_groups_that_a_block_manager_cannot_serve_are_refused_by_name(tmp_path: Path) -> None:

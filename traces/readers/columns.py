@@ -35,6 +35,7 @@ from traces.schema import (
     REQUEST_ID,
     REQUIRED,
     SESSION_ID,
+    TENANT,
 )
 from traces.source import Kind, Source
 
@@ -61,6 +62,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     MAX_TOKENS: ("max_tokens",),
     PRIORITY: ("priority",),
     LORA: ("lora",),
+    TENANT: ("tenant",),
 }
 """Accepted names, in lower case; the first is the canonical one and wins over the others."""
 

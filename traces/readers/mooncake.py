@@ -28,6 +28,8 @@ from traces.schema import (
     PRIORITY,
     REQUEST_ID,
     SESSION_ID,
+    TENANT,
+    TEXTS,
 )
 from traces.source import Json, Kind, Source
 
@@ -45,6 +47,7 @@ FIELDS: Mapping[str, str] = {
     MAX_TOKENS: "max_tokens",
     PRIORITY: "priority",
     LORA: "lora",
+    TENANT: "tenant",
 }
 _DELAY_MS = "delay_ms"
 _KNOWN = {*FIELDS.values(), _DELAY_MS}
@@ -119,7 +122,7 @@ def _chunks(source: Source, batch_rows: int, clock: Clock, unit_given: bool) -> 
             count=len(chunk.items),
             numbers=numbers,
             place=chunk.place,
-            texts={column: texts(chunk.column(FIELDS[column])) for column in (REQUEST_ID, SESSION_ID, LORA)},
+            texts={column: texts(chunk.column(FIELDS[column])) for column in TEXTS},
             ids=id_lists(chunk.column(FIELDS[HASH_IDS]), FIELDS[HASH_IDS], notes),
             unreadable=notes,
         )

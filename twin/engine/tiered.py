@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from policies.cluster.blocks import Branch
-from policies.cluster.ids import RequestId, Tier
+from policies.cluster.ids import Tier
 from policies.kvbm.accounting import HitCount, Looked
 from policies.kvbm.landing import Landing
 from policies.kvbm.look_up import Costs, Miss, Plan
@@ -75,7 +75,7 @@ class TieredEngine(LoadingEngine):
         super().__init__(settings, replace(parts, kv_events=True, leap_past_evictions=False))
         self.manager: BlockManager
         self.hits = HitCount()
-        self.on_submit: Callable[[RequestId], None]  # where requests have blocks fetched for them while they wait
+        self.on_submit: Callable[[Sequence], None] | None = None  # where somebody wants to know who comes
         self._now_s = 0.0
         self._fresh: list[tuple[Branch, int, int]] = []  # complete on the device when the step is over
         self._is_between = False  # no step is being planned or committed: what time it is, nobody says
@@ -180,13 +180,11 @@ class TieredEngine(LoadingEngine):
         self._blocked = False
 
     def submit(self, seq: Sequence) -> str | None:
-        climb = self.manager.climb
-        if climb is None:
-            return super().submit(seq)
-        self.on_submit(seq.request_id)
+        if self.on_submit is not None:
+            self.on_submit(seq)
         refusal = super().submit(seq)
-        if refusal is not None:
-            climb.gone(seq.request_id)
+        if refusal is not None and self.manager.climb is not None:
+            self.manager.climb.gone(seq.request_id)
         return refusal
 
     def cancel(self, seq: Sequence) -> None:

@@ -32,6 +32,7 @@ class Row(NamedTuple):
     max_tokens: int | None
     priority: int
     lora: str | None
+    tenant: str | None = None
 
 
 class Demand:
@@ -146,6 +147,9 @@ def read_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
         keys = _key_lists(batch.column("hash_ids")) if "hash_ids" in names else [None] * size
         if any(loras):
             keys = list(map(_of_adapter, keys, loras))
+        tenants = column("tenant", None)
+        if any(tenants):
+            keys = list(map(_of_tenant, keys, tenants))
         yield from map(
             Row._make,
             zip(
@@ -160,6 +164,7 @@ def read_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
                 column("max_tokens", None),
                 [p or 0 for p in column("priority", 0)],
                 loras,
+                tenants,
                 strict=True,
             ),
         )
@@ -169,6 +174,11 @@ def read_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
 def _of_adapter(keys: list[int] | None, lora: str | None) -> list[int] | None:
     """The same text under another adapter is another KV content, from its first block on."""
     return [keys[0] ^ base_seed(lora), *keys[1:]] if keys and lora else keys
+
+
+def _of_tenant(keys: list[int] | None, tenant: str | None) -> list[int] | None:
+    """What a tenant's requests leave behind is for no other tenant, whatever it says."""
+    return _of_adapter(keys, f"tenant {tenant}") if tenant else keys
 
 
 def _key_lists(ids: pa.ListArray) -> list[list[int] | None]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from policies.kvbm.accounting import HitCount
+from policies.kvbm.level import TierBody
 from policies.kvbm.manager import BlockManager
 from policies.kvbm.spread import Spread
 
@@ -35,13 +36,26 @@ def figures(hits: Sequence[HitCount], managers: Sequence[BlockManager]) -> dict[
         name: _spread([getattr(manager, name) for manager in managers])
         for name in ("age_at_hit", "age_at_evict", "reuse_at_evict")
     }
-    climbs = [manager.climb for manager in managers if manager.climb is not None]
     more: dict[str, Any] = {}
+    shares = dict.fromkeys(level.body for manager in managers for level in manager.levels if level.body.shares)
+    if shares:
+        more["tenants"] = _tenants(shares)
+    climbs = [manager.climb for manager in managers if manager.climb is not None]
     if climbs:
         more["prefetch"] = {
             name: sum(getattr(climb, f"{name}_blocks") for climb in climbs) for name in ("fetched", "used", "wasted")
         }
     return {"hits": found, "edges": edges, "spreads": spreads} | more
+
+
+def _tenants(bodies: Iterable[TierBody]) -> dict[str, dict[str, int]]:
+    """Blocks of each tenant at the end, by tier."""
+    found: dict[str, dict[str, int]] = {}
+    for body in bodies:
+        tier = found.setdefault(body.tier.value, {})
+        for tenant, blocks in body.shares.all().items() if body.shares is not None else ():
+            tier[tenant] = tier.get(tenant, 0) + blocks
+    return found
 
 
 def _spread(parts: Sequence[Spread]) -> dict[str, Any]:

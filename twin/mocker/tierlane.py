@@ -19,6 +19,7 @@ from policies.kvbm.orders import Offload, Prefetch, PublishKv
 from policies.kvbm.sketch import Sketch
 from policies.kvbm.store import UNLIMITED_BLOCKS
 from twin.engine.loading import HostLoad
+from twin.engine.sequence import Sequence
 from twin.engine.ticks import instant
 from twin.engine.tiered import StoreWait, TieredEngine, TierLoad
 from twin.mocker.clock import Order
@@ -49,8 +50,8 @@ class TierLane:
         self.engine = engine
         self.manager = engine.attach(self._make)
         self.loads = Loads(tiers, self.manager, self._by_tier, self.attend)
-        if self.manager.climb is not None:
-            engine.on_submit = partial(tiers.sent, worker_id)
+        if self.manager.climb is not None or plan.quota_blocks is not None:
+            engine.on_submit = self._on_submit
 
     def _make(self, lacking: Lacking) -> BlockManager:
         plan = self._plan
@@ -63,7 +64,12 @@ class TierLane:
                 made.append(Sketch(min(sum(limited) + self.engine.settings.blocks, _SKETCH_BLOCKS)))
             return made[0]
 
-        settings = KvSettings(sketch=sketch, min_lfu_count=plan.min_lfu_count, decay_s=plan.decay_s)
+        settings = KvSettings(
+            sketch=sketch,
+            min_lfu_count=plan.min_lfu_count,
+            decay_s=plan.decay_s,
+            quota_blocks=plan.quota_blocks,
+        )
         levels = [
             Level(
                 self._tiers.body(level, settings, plan.plugins),
@@ -74,7 +80,21 @@ class TierLane:
             )
             for level in plan.levels
         ]
-        return BlockManager(levels, lacking, rule=plan.rule, sketch=made[0] if made else None, prefetch=plan.prefetch)
+        return BlockManager(
+            levels,
+            lacking,
+            rule=plan.rule,
+            sketch=made[0] if made else None,
+            prefetch=plan.prefetch,
+            owners=self._tiers.owners if plan.quota_blocks is not None else None,
+        )
+
+    def _on_submit(self, seq: Sequence) -> None:
+        """A request has been sent to the worker."""
+        self._tiers.sent(self._worker_id, seq.request_id)
+        tenant = self._tiers.tenant_of(seq.request_id)
+        if tenant is not None:
+            self._tiers.owners.brings(tenant, (seq.own, *(branch for branch, _ in seq.path.pieces)))
 
     def load(self, load: HostLoad, on_done: Callable[[], None]) -> Loading | Landings:
         """Bring the blocks of a load up; `on_done` is called when all of them have come, or none will any more. Or wait
@@ -174,6 +194,11 @@ class TierLane:
             self.loads.bad_rate.pop(tier, None)
         else:
             self.manager.restored(tier)
+
+    @property
+    def has_quota(self) -> bool:
+        """Whether a tenant may have only so much of its tiers."""
+        return self._plan.quota_blocks is not None
 
     def has(self, tier: Tier) -> bool:
         return tier in self._by_tier

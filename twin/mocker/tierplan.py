@@ -43,4 +43,5 @@ class TierPlan:
     min_lfu_count: int
     decay_s: float
     prefetch: PrefetchLimits | None = None
+    quota_blocks: int | None = None  # of one tenant in a tier
     plugins: Mapping[str, Callable[[KvSettings], object]] = field(default_factory=lambda: NO_PLUGINS)

@@ -6,7 +6,7 @@ It decides nothing: each worker's block manager does (`tierlane`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from policies.cluster.blocks import BlockPath
@@ -15,6 +15,7 @@ from policies.kvbm.build import KvSettings, build_eviction
 from policies.kvbm.climb import Reach
 from policies.kvbm.consolidate import Change
 from policies.kvbm.level import TierBody
+from policies.kvbm.owners import Owners, Shares
 from twin.engine.tiered import TieredEngine
 from twin.mocker.clock import Clock
 from twin.mocker.links import Network
@@ -34,12 +35,22 @@ class Listener(Protocol):
 class Tiers:
     """The tiers of a run: one `TierLane` for each worker that has any, and what they share. `seed` is the run's."""
 
-    def __init__(self, clock: Clock, network: Network, listener: Listener, *, seed: int = 0) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        network: Network,
+        listener: Listener,
+        *,
+        seed: int = 0,
+        tenant_of: Callable[[RequestId], str | None] = lambda _: None,
+    ) -> None:
         self.clock = clock
         self.network = network
         self.listener = listener
         self.lanes: dict[WorkerId, TierLane] = {}
         self.seed = seed
+        self.tenant_of = tenant_of
+        self.owners = Owners()
         self._shared: dict[str, TierBody] = {}
         self._past: list[TierLane] = []  # of workers that are gone
         self._fetching: dict[RequestId, TierLane] = {}  # where blocks are fetched for requests that wait
@@ -59,7 +70,8 @@ class Tiers:
         shared = self._shared.get(plan.shared_key) if plan.shared_key is not None else None
         if shared is not None:
             return shared
-        body = TierBody(plan.spec, lambda: build_eviction(plan.eviction, settings, plugins))
+        shares = Shares(self.owners) if settings.quota_blocks is not None else None
+        body = TierBody(plan.spec, lambda: build_eviction(plan.eviction, settings, plugins), shares=shares)
         if plan.shared_key is not None:
             self._shared[plan.shared_key] = body
         return body
@@ -121,6 +133,12 @@ class Tiers:
             self.left(request_id)
 
     # ------------------------------------------------------------ sums
+
+    def without_effect(self) -> Iterator[str]:
+        """Settings that changed nothing in this run."""
+        lanes = (*self._past, *self.lanes.values())
+        if any(lane.has_quota for lane in lanes) and not self.owners.known:
+            yield "workers.kvbm.tenant_quota_tokens has no effect: no row of the trace names its tenant"
 
     def audit(self) -> None:
         """Blocks add up in every tier. Raises InvariantError."""

@@ -431,6 +431,7 @@ class MockWorld:
                 session_id=row.session_id,
                 lora=row.lora,
                 worker_hint=churn.pins.get(row.row) if churn.pins else None,
+                tenant=row.tenant,
             )
         )
 
@@ -647,8 +648,12 @@ class MockWorld:
             from twin.mocker.tiers import Tiers
 
             assert self._network is not None
-            self.block_tiers = Tiers(self.clock, self._network, self.news, seed=self._seed)
+            self.block_tiers = Tiers(self.clock, self._network, self.news, seed=self._seed, tenant_of=self._tenant_of)
         return self.block_tiers
+
+    def _tenant_of(self, request_id: RequestId) -> str | None:
+        request = self.open.get(request_id)
+        return request.row.tenant if request is not None else None
 
     def _can_send(self, worker_id: WorkerId) -> bool:
         """Whether a worker is there and could send its weights to another one."""

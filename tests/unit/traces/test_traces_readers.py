@@ -342,12 +342,13 @@ def test_every_optional_column_of_a_table(tmp_path: Path) -> None:
         max_tokens=[None, 5],
         priority=[1, None],
         lora=pa.array([None, "l"], pa.large_string()),
+        tenant=["t", None],
     )
     assert rows(open_trace(path)) == [
         {"arrival_s": 0.0, "isl": 1, "osl": 1, "request_id": "17", "session_id": "s", "delay_s": None,
-         "max_tokens": None, "priority": 1, "lora": None},
+         "max_tokens": None, "priority": 1, "lora": None, "tenant": "t"},
         {"arrival_s": None, "isl": 2, "osl": 2, "request_id": "18", "session_id": "s", "delay_s": 0.25,
-         "max_tokens": 5, "priority": None, "lora": "l"},
+         "max_tokens": 5, "priority": None, "lora": "l", "tenant": None},
     ]  # fmt: skip
 
 
