@@ -269,7 +269,9 @@ class KvbmConfig:
         False, "while a request waits in the router's queue, fetch its blocks from disk or remote into host memory"
     )
     disk_path: str = _key(
-        "direct", "blocks come up to the device in one hop, or through host memory", choices=("direct", "bounce")
+        "direct",
+        "blocks come up in one hop, through host memory all at once, or block by block",
+        choices=("direct", "bounce", "piped"),
     )
     onboard: str = _key(
         "always", "load what lies below; or if it is faster than computing", choices=("always", "faster", "deadline")

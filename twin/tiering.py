@@ -19,7 +19,7 @@ from policies.kvbm.sketch import Sketch
 from policies.kvbm.tiers import TierSpec, check_cascade
 from twin.cluster import Group, block_bytes_of
 from twin.config import DISK_GB_PER_S, SHARED_DISK_GB_PER_S, KvbmConfig
-from twin.mocker.tierplan import Lanes, LevelPlan, TierPlan
+from twin.mocker.tierplan import Lanes, LevelPlan, TierPlan, joined
 from twin.mocker.world import WorkerSpec
 from twin.perf.links import FAIR, FIFO, RX, TX, Link
 
@@ -138,9 +138,10 @@ def _levels(group: Group, spec: WorkerSpec) -> tuple[LevelPlan, ...]:
             trigger=getattr(config, f"{name}_trigger"),
             eviction=getattr(config, f"{name}_eviction"),
             when_full=config.when_full,
-            down=own_down if not first or tier is Tier.G2_HOST else _joined(down, own_down),
+            down=own_down if not first or tier is Tier.G2_HOST else joined(down, own_down),
             hops=hops,
             shared_key=key,
+            piped=config.disk_path == "piped" and tier is Tier.G3_DISK,
         )
 
     sized: dict[str, Any] = {"block_bytes": size}
@@ -167,8 +168,8 @@ def _levels(group: Group, spec: WorkerSpec) -> tuple[LevelPlan, ...]:
         )
         own: Lanes = ((_disk_name(config, spec),),)
         if config.disk_shared:
-            own = _joined(own, spec.store_lanes or ((),))
-        hops = (own, up) if config.disk_path == "bounce" else (_joined(own, up),)
+            own = joined(own, spec.store_lanes or ((),))
+        hops = (own, up) if config.disk_path != "direct" else (joined(own, up),)
         found.append(level(Tier.G3_DISK, disk, "disk", own, hops, "disk" if config.disk_shared else None))
         first = False
     if config.remote:
@@ -180,15 +181,9 @@ def _levels(group: Group, spec: WorkerSpec) -> tuple[LevelPlan, ...]:
             is_shared=True,
             **sized,
         )
-        own = _joined(((REMOTE,),), spec.store_lanes or ((),))
-        found.append(level(Tier.G4_REMOTE, remote, "remote", own, (_joined(own, up),), "remote"))
+        own = joined(((REMOTE,),), spec.store_lanes or ((),))
+        found.append(level(Tier.G4_REMOTE, remote, "remote", own, (joined(own, up),), "remote"))
     return tuple(found)
-
-
-def _joined(one: Lanes, many: Lanes) -> Lanes:
-    """What the bytes of each rank cross when they cross both at once; a lane of both is crossed once."""
-    wide, narrow = (many, one) if len(many) >= len(one) else (one, many)
-    return tuple(tuple(dict.fromkeys((*narrow[rank % len(narrow)], *lanes))) for rank, lanes in enumerate(wide))
 
 
 def _other_way(lanes: Lanes) -> Lanes:

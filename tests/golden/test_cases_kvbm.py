@@ -363,7 +363,11 @@ DISK = (
 
 @pytest.mark.parametrize(
     ("path", "load_ms"),
-    [("direct", 0.1 + 2 * 0.8388608), ("bounce", 0.1 + 2 * 0.8388608 + 2 * 0.262144)],
+    [
+        ("direct", 0.1 + 2 * 0.8388608),
+        ("bounce", 0.1 + 2 * 0.8388608 + 2 * 0.262144),
+        ("piped", 0.1 + 2 * 0.8388608 + 0.262144),
+    ],
 )
 def test_blocks_come_up_from_disk_in_one_hop_or_two(path: str, load_ms: float, tmp_path: Path) -> None:
     run = toy("c20_tiers.jsonl", tmp_path / "run", *DISK, f"workers.kvbm.disk_path={path}", key_tokens=64)

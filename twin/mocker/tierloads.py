@@ -18,10 +18,11 @@ from twin.engine.ticks import instant
 from twin.engine.tiered import StoreWait, TierLoad
 from twin.mocker.clock import Order
 from twin.mocker.links import Transfer, side_by_side
+from twin.mocker.tierplan import joined
 from twin.perf.cargo import TIER_LOADS
 
 if TYPE_CHECKING:
-    from twin.mocker.tierplan import LevelPlan
+    from twin.mocker.tierplan import Lanes, LevelPlan
     from twin.mocker.tiers import Tiers
 
 DEADLINE_S, REMOTE_DEADLINE_S = 10.0, 30.0
@@ -161,13 +162,14 @@ class Loads:
 
     def _hop(self, loading: Loading, at: int, tier: Tier, bytes_: int, hop: int) -> None:
         level = self._levels[tier]
-        if hop == len(level.hops):
+        hops = _hops(level, bytes_)
+        if hop == len(hops):
             loading.left -= 1
             if not loading.left:
                 self._came_up(loading)
             return
         loading.transfers[at] = self._tiers.network.start_all(
-            side_by_side(level.hops[hop], bytes_),
+            side_by_side(*hops[hop]),
             setup_s=level.spec.latency_s if not hop else 0.0,
             on_done=partial(self._hop, loading, at, tier, bytes_, hop + 1),
             cargo=TIER_LOADS,
@@ -220,3 +222,16 @@ class Loads:
             parts = [BlockRun(part.stretch.branch, part.lo, part.hi) for part in run.found]
             bad += self.damaged(run.tier, load.seq.request_id, parts)
         return bad
+
+
+def _hops(level: LevelPlan, bytes_: int) -> list[tuple[Lanes, int]]:
+    """What a leg crosses, one after another, and with how many bytes. Block by block through host memory: the first
+    block is alone on the first hop and the last one on the second, between them both carry, at the slower one's pace.
+    """
+    if not level.piped or len(level.hops) != 2:
+        return [(lanes, bytes_) for lanes in level.hops]
+    first, second = level.hops
+    one = min(level.spec.block_bytes, bytes_)
+    both = joined(first, second)
+    middle = [(both, bytes_ - one)] if bytes_ > one else []
+    return [(first, one), *middle, (second, one)]

@@ -21,7 +21,8 @@ Lanes = tuple[tuple[str, ...], ...]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelPlan:
     """One tier of one worker: sizes, policies by name, and the lanes that blocks cross. `hops` are the ways up, one
-    after another; a shared tier is the same one for all whose plan has that `shared_key`."""
+    after another, or `piped`: one block on the second while the next is on the first. A shared tier is the same one for
+    all whose plan has that `shared_key`."""
 
     spec: TierSpec
     offload: str
@@ -31,6 +32,7 @@ class LevelPlan:
     down: Lanes
     hops: tuple[Lanes, ...]
     shared_key: str | None = None
+    piped: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,3 +47,9 @@ class TierPlan:
     prefetch: PrefetchLimits | None = None
     quota_blocks: int | None = None  # of one tenant in a tier
     plugins: Mapping[str, Callable[[KvSettings], object]] = field(default_factory=lambda: NO_PLUGINS)
+
+
+def joined(one: Lanes, many: Lanes) -> Lanes:
+    """What the bytes of each rank cross when they cross both at once; a lane of both is crossed once."""
+    wide, narrow = (many, one) if len(many) >= len(one) else (one, many)
+    return tuple(tuple(dict.fromkeys((*narrow[rank % len(narrow)], *lanes))) for rank, lanes in enumerate(wide))
