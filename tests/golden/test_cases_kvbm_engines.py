@@ -72,3 +72,23 @@ def test_nothing_comes_up_for_an_adapter_that_would_be_one_too_many(tmp_path: Pa
     assert hits(run)["g2"] == 2
     b_ends_ms = 4064 + 99 * 10 + 70  # the plain model passes: its prompt of 70 ms stops the answer of b
     assert run.ms("ttft_s")[3] == b_ends_ms - 4500 + 1 + 2
+
+
+TRTLLM = (*TIER, "workers.engine.kind=trtllm", "workers.engine.kv_blocks=3", "allow_no_effect=true")
+
+
+@pytest.mark.parametrize("policy", ["guaranteed_no_evict", "max_utilization"])
+def test_c20_on_trtllm(policy: str, tmp_path: Path) -> None:
+    sets = (*TRTLLM, f"workers.engine.capacity_policy={policy}")
+    run = toy("c20_tiers.jsonl", tmp_path / "run", *sets, key_tokens=64)
+    assert run.ms("ttft_s") == [130, 130, 130, 3]
+    assert hits(run) == {"lookups": 8, "g2": 2, "miss_absent": 6}
+
+
+def test_on_trtllm_a_prompt_that_lies_below_to_its_last_block_computes_nothing(tmp_path: Path) -> None:
+    """It comes up in a millisecond and pays for a decode, as it does when it is on the device."""
+    others = [(1000.0 * n, 130, [10 * n, 10 * n + 1, 10 * n + 2], 1, None) for n in (1, 2)]
+    trace = rows(tmp_path, (0, 128, [1, 2], 1, None), *others, (3000, 128, [1, 2], 1, None))
+    run = toy(trace, tmp_path / "run", *TRTLLM, key_tokens=64)
+    assert run.ms("ttft_s") == [128, 130, 130, 1 + 10]
+    assert hits(run) == {"lookups": 8, "g2": 2, "miss_absent": 6}

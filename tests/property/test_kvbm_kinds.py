@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulate import Seen, engine_settings, simulate
 from test_engine_against_naive import KEY_TOKENS
+from test_engine_trtllm_and_ranks import trtllm_settings
 from test_faults_programs import Blow, blows, perform
 from test_kvbm_faults import tier_blows
 from test_kvbm_legs import same, tiered_programs
@@ -69,7 +70,17 @@ def one_adapter(options: dict) -> EngineSettings:
     return engine_settings(**options, max_loras=1)
 
 
-KINDS = [Kind("drafts", drafts), Kind("one adapter", one_adapter, adapted=True)]
+def trtllm(policy: str, **more: object) -> Callable[[dict], EngineSettings]:
+    return lambda options: trtllm_settings(options, policy, **more)
+
+
+KINDS = [
+    Kind("drafts", drafts),
+    Kind("one adapter", one_adapter, adapted=True),
+    Kind("guaranteed_no_evict", trtllm("guaranteed_no_evict")),
+    Kind("max_utilization", trtllm("max_utilization")),
+    Kind("trtllm with drafts", trtllm("guaranteed_no_evict", speculation=DRAFTS)),
+]
 EACH = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 
 
