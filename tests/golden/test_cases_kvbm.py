@@ -233,7 +233,6 @@ def test_a_store_that_fails_or_hangs_is_not_waited_for_any_longer(tmp_path: Path
 
 def test_groups_that_a_block_manager_cannot_serve_are_refused_by_name(tmp_path: Path) -> None:
     for change, why in (
-        ("workers.engine.kind=sglang", "the engine is sglang"),
         ("workers.dp=2", "it has 2 ranks"),
         ("workers.engine.prefix_caching=false", "prefix caching is off"),
         ("workers.engine.host_blocks=4", "it has a plain host tier"),

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from toy import Run, toy
 
+from policies.errors import CapabilityError
+
 TIER = (
     "workers.engine.block_size=64",
     "workers.kvbm.cpu_cache_tokens=256",
@@ -92,3 +94,18 @@ def test_on_trtllm_a_prompt_that_lies_below_to_its_last_block_computes_nothing(t
     run = toy(trace, tmp_path / "run", *TRTLLM, key_tokens=64)
     assert run.ms("ttft_s") == [128, 130, 130, 1 + 10]
     assert hits(run) == {"lookups": 8, "g2": 2, "miss_absent": 6}
+
+
+@pytest.mark.parametrize("leap", [True, False])
+def test_c20_on_sglang(leap: bool, tmp_path: Path) -> None:
+    """A page more than the case, since SGLang fills no pool to its last page; the load comes first, then two tokens."""
+    sets = (*TIER, "workers.engine.kind=sglang", "workers.engine.kv_blocks=4", "allow_no_effect=true")
+    run = toy("c20_tiers.jsonl", tmp_path / "run", *sets, serial=False, key_tokens=64, leap=leap)
+    assert run.ms("ttft_s") == [130, 130, 130, 3]
+    assert hits(run) == {"lookups": 8, "g2": 2, "miss_absent": 6}
+
+
+def test_the_two_kinds_of_tiers_of_sglang_are_not_combined(tmp_path: Path) -> None:
+    sets = (*TIER, "workers.engine.kind=sglang", "workers.engine.host_blocks=9", "allow_no_effect=true")
+    with pytest.raises(CapabilityError, match=r"workers\.pool\.kvbm: it has a plain host tier \(host_blocks\)"):
+        toy("c20_tiers.jsonl", tmp_path / "run", *sets, key_tokens=64)

@@ -76,6 +76,10 @@ def _tiered_kind(settings: EngineSettings) -> Callable[..., Rank]:
         from twin.engine.tiered import TieredEngine
 
         return TieredEngine
+    if isinstance(settings, SglangSettings):
+        from twin.engine import sglang_tiered
+
+        return sglang_tiered.TieredSglangEngine if is_plain else sglang_tiered.TieredSpeculativeSglangEngine
     from twin.engine import tiered_kinds as kinds
 
     if type(settings) is EngineSettings:

@@ -18,9 +18,9 @@ from policies.kvbm.manager import BlockManager
 from policies.kvbm.orders import Offload, PublishKv
 from policies.kvbm.sketch import Sketch
 from policies.kvbm.store import UNLIMITED_BLOCKS
+from twin.engine.below import StoreWait, Tiered, TierLoad
 from twin.engine.loading import HostLoad
 from twin.engine.ticks import instant
-from twin.engine.tiered import StoreWait, TieredEngine, TierLoad
 from twin.mocker.clock import Order
 from twin.mocker.links import Transfer, side_by_side
 from twin.mocker.tierloads import Landings, Loading, Loads
@@ -37,7 +37,7 @@ _SKETCH_BLOCKS = 1 << 20
 class TierLane:
     """What crosses the links for one worker: loads that its engine begins, batches that its manager sends down."""
 
-    def __init__(self, tiers: Tiers, worker_id: WorkerId, plan: TierPlan, engine: TieredEngine) -> None:
+    def __init__(self, tiers: Tiers, worker_id: WorkerId, plan: TierPlan, engine: Tiered) -> None:
         self._tiers = tiers
         self._worker_id = worker_id
         self._plan = plan

@@ -13,7 +13,7 @@ from policies.cluster.ids import Tier, WorkerId
 from policies.kvbm.build import KvSettings, build_eviction
 from policies.kvbm.consolidate import Change
 from policies.kvbm.level import TierBody
-from twin.engine.tiered import TieredEngine
+from twin.engine.below import Tiered
 from twin.mocker.clock import Clock
 from twin.mocker.links import Network
 from twin.mocker.tierfigures import figures
@@ -41,7 +41,7 @@ class Tiers:
         self._shared: dict[str, TierBody] = {}
         self._past: list[TierLane] = []  # of workers that are gone
 
-    def lane(self, worker_id: WorkerId, plan: TierPlan, engine: TieredEngine) -> TierLane:
+    def lane(self, worker_id: WorkerId, plan: TierPlan, engine: Tiered) -> TierLane:
         """The tiers of a worker that comes up; those that only it had before are empty again."""
         old = self.lanes.get(worker_id)
         if old is not None:
