@@ -109,3 +109,22 @@ def test_the_two_kinds_of_tiers_of_sglang_are_not_combined(tmp_path: Path) -> No
     sets = (*TIER, "workers.engine.kind=sglang", "workers.engine.host_blocks=9", "allow_no_effect=true")
     with pytest.raises(CapabilityError, match=r"workers\.pool\.kvbm: it has a plain host tier \(host_blocks\)"):
         toy("c20_tiers.jsonl", tmp_path / "run", *sets, key_tokens=64)
+
+
+def test_on_sglang_who_waits_for_a_store_does_not_end_those_behind(tmp_path: Path) -> None:
+    """Found by random programs: with one slot, which a request that waits for a running store may take, the next one
+    could not have its pages, nothing ran, and it failed."""
+    trace = rows(
+        tmp_path,
+        (0, 130, [51, 52, 53], 1, None),
+        (3000, 130, [1, 2, 3], 1, None),
+        (3200, 130, [71, 72, 73], 1, None),
+        (3400, 130, [1, 2, 3], 1, None),
+        (3401, 130, [51, 52, 53], 1, None),
+    )
+    slow = ("workers.kvbm.cpu_gb_per_s=0.016777216", "workers.kvbm.cpu_trigger=on_complete")
+    sets = (*TIER, *slow, "workers.kvbm.cpu_cache_tokens=6400", "workers.kvbm.min_batch_blocks=1")
+    sglang = ("workers.engine.kind=sglang", "workers.engine.kv_blocks=4", "allow_no_effect=true")
+    run = toy(trace, tmp_path / "run", *sets, *sglang, key_tokens=64)
+    assert run.requests("status") == ["completed"] * 5
+    assert hits(run)["g2"] >= 2
