@@ -282,7 +282,6 @@ def _check_tiers(group: WorkerGroup, *, peer: bool) -> None:
     """Raises CapabilityError for a group that a block manager cannot serve in this version."""
     engine = group.engine
     reasons = {
-        f"the engine is {engine.kind}": engine.kind != "vllm",
         f"it has {group.dp} ranks": group.dp > 1,
         "prefix caching is off": not engine.prefix_caching,
         "it has a plain host tier (host_blocks)": engine.host_blocks is not None,
@@ -290,8 +289,8 @@ def _check_tiers(group: WorkerGroup, *, peer: bool) -> None:
     for reason, holds in reasons.items():
         if holds:
             raise CapabilityError(
-                f"workers.{group.name}.kvbm: {reason}; a block manager is there for vllm engines with prefix "
-                "caching, one rank and no host_blocks"
+                f"workers.{group.name}.kvbm: {reason}; a block manager needs prefix caching, one rank and no "
+                "host_blocks"
             )
     if peer and group.role != "mixed":
         raise CapabilityError(

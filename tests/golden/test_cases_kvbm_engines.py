@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from toy import Run, toy
 
+from policies.errors import CapabilityError
+
 TIER = (
     "workers.engine.block_size=64",
     "workers.kvbm.cpu_cache_tokens=256",
@@ -72,3 +74,57 @@ def test_nothing_comes_up_for_an_adapter_that_would_be_one_too_many(tmp_path: Pa
     assert hits(run)["g2"] == 2
     b_ends_ms = 4064 + 99 * 10 + 70  # the plain model passes: its prompt of 70 ms stops the answer of b
     assert run.ms("ttft_s")[3] == b_ends_ms - 4500 + 1 + 2
+
+
+TRTLLM = (*TIER, "workers.engine.kind=trtllm", "workers.engine.kv_blocks=3", "allow_no_effect=true")
+
+
+@pytest.mark.parametrize("policy", ["guaranteed_no_evict", "max_utilization"])
+def test_c20_on_trtllm(policy: str, tmp_path: Path) -> None:
+    sets = (*TRTLLM, f"workers.engine.capacity_policy={policy}")
+    run = toy("c20_tiers.jsonl", tmp_path / "run", *sets, key_tokens=64)
+    assert run.ms("ttft_s") == [130, 130, 130, 3]
+    assert hits(run) == {"lookups": 8, "g2": 2, "miss_absent": 6}
+
+
+def test_on_trtllm_a_prompt_that_lies_below_to_its_last_block_computes_nothing(tmp_path: Path) -> None:
+    """It comes up in a millisecond and pays for a decode, as it does when it is on the device."""
+    others = [(1000.0 * n, 130, [10 * n, 10 * n + 1, 10 * n + 2], 1, None) for n in (1, 2)]
+    trace = rows(tmp_path, (0, 128, [1, 2], 1, None), *others, (3000, 128, [1, 2], 1, None))
+    run = toy(trace, tmp_path / "run", *TRTLLM, key_tokens=64)
+    assert run.ms("ttft_s") == [128, 130, 130, 1 + 10]
+    assert hits(run) == {"lookups": 8, "g2": 2, "miss_absent": 6}
+
+
+@pytest.mark.parametrize("leap", [True, False])
+def test_c20_on_sglang(leap: bool, tmp_path: Path) -> None:
+    """A page more than the case, since SGLang fills no pool to its last page; the load comes first, then two tokens."""
+    sets = (*TIER, "workers.engine.kind=sglang", "workers.engine.kv_blocks=4", "allow_no_effect=true")
+    run = toy("c20_tiers.jsonl", tmp_path / "run", *sets, serial=False, key_tokens=64, leap=leap)
+    assert run.ms("ttft_s") == [130, 130, 130, 3]
+    assert hits(run) == {"lookups": 8, "g2": 2, "miss_absent": 6}
+
+
+def test_the_two_kinds_of_tiers_of_sglang_are_not_combined(tmp_path: Path) -> None:
+    sets = (*TIER, "workers.engine.kind=sglang", "workers.engine.host_blocks=9", "allow_no_effect=true")
+    with pytest.raises(CapabilityError, match=r"workers\.pool\.kvbm: it has a plain host tier \(host_blocks\)"):
+        toy("c20_tiers.jsonl", tmp_path / "run", *sets, key_tokens=64)
+
+
+def test_on_sglang_who_waits_for_a_store_does_not_end_those_behind(tmp_path: Path) -> None:
+    """Found by random programs: with one slot, which a request that waits for a running store may take, the next one
+    could not have its pages, nothing ran, and it failed."""
+    trace = rows(
+        tmp_path,
+        (0, 130, [51, 52, 53], 1, None),
+        (3000, 130, [1, 2, 3], 1, None),
+        (3200, 130, [71, 72, 73], 1, None),
+        (3400, 130, [1, 2, 3], 1, None),
+        (3401, 130, [51, 52, 53], 1, None),
+    )
+    slow = ("workers.kvbm.cpu_gb_per_s=0.016777216", "workers.kvbm.cpu_trigger=on_complete")
+    sets = (*TIER, *slow, "workers.kvbm.cpu_cache_tokens=6400", "workers.kvbm.min_batch_blocks=1")
+    sglang = ("workers.engine.kind=sglang", "workers.engine.kv_blocks=4", "allow_no_effect=true")
+    run = toy(trace, tmp_path / "run", *sets, *sglang, key_tokens=64)
+    assert run.requests("status") == ["completed"] * 5
+    assert hits(run)["g2"] >= 2

@@ -14,18 +14,21 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from simulate import Seen, engine_settings, simulate
+from simulate import Seen, engine_settings, sglang_settings, simulate
 from test_engine_against_naive import KEY_TOKENS
+from test_engine_trtllm_and_ranks import trtllm_settings
 from test_faults_programs import Blow, blows, perform
 from test_kvbm_faults import tier_blows
 from test_kvbm_legs import same, tiered_programs
-from test_kvbm_world import DEMANDS, LATENCY, LINKS, nothing_is_left, returning, tiers, tight
+from test_kvbm_world import LATENCY, LINKS, nothing_is_left, returning, tiers, tight, widened
 from test_legs_programs import Below, Program, carry_out
 
 from twin.engine.settings import EngineSettings, Speculation
 from twin.mocker.demand import Row, _of_adapter
 from twin.mocker.tierplan import TierPlan
 
+TIERS = st.one_of(tiers(), tiers().map(widened))
+DEMANDS = st.tuples(returning(), tight())
 DRAFTS = Speculation(accept_rates=(0.7, 0.5), seed=3)
 
 
@@ -69,7 +72,28 @@ def one_adapter(options: dict) -> EngineSettings:
     return engine_settings(**options, max_loras=1)
 
 
-KINDS = [Kind("drafts", drafts), Kind("one adapter", one_adapter, adapted=True)]
+def trtllm(policy: str, **more: object) -> Callable[[dict], EngineSettings]:
+    return lambda options: trtllm_settings(options, policy, **more)
+
+
+def sglang(**more: object) -> Callable[[dict], EngineSettings]:
+    """A pool of the same size has room for every prompt and a token more, or the request is refused."""
+    return lambda options: sglang_settings(
+        **{name: options[name] for name in ("block_size", "blocks", "max_num_seqs")}, **more
+    )
+
+
+KINDS = [
+    Kind("drafts", drafts),
+    Kind("one adapter", one_adapter, adapted=True),
+    Kind("guaranteed_no_evict", trtllm("guaranteed_no_evict")),
+    Kind("max_utilization", trtllm("max_utilization")),
+    Kind("trtllm with drafts", trtllm("guaranteed_no_evict", speculation=DRAFTS)),
+    Kind("sglang fifo", sglang(schedule_policy="fifo")),
+    Kind("sglang lpm", sglang(schedule_policy="lpm", schedule_conservativeness=0.3)),
+    Kind("sglang in chunks", sglang(chunked_prefill_size=16, max_prefill_tokens=40, clip_max_new_tokens=2)),
+    Kind("sglang with drafts", sglang(speculation=DRAFTS, prefill_decode_interval=1)),
+]
 EACH = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 
 
@@ -84,8 +108,8 @@ def sized(kind: Kind, options: dict) -> EngineSettings:
 
 
 @EACH
-@examples(300)
-@given(DEMANDS, tiers(), st.data())
+@examples(100)
+@given(DEMANDS, TIERS, st.data())
 def test_leaping_changes_nothing_and_every_request_ends(
     kind: Kind, demand: tuple[list[Row], dict], plans: list[TierPlan], data: st.DataObject
 ) -> None:
@@ -108,8 +132,8 @@ def test_leaping_changes_nothing_and_every_request_ends(
 
 
 @EACH
-@examples(300)
-@given(DEMANDS, tiers(), st.data())
+@examples(100)
+@given(DEMANDS, TIERS, st.data())
 def test_tiers_change_when_tokens_come_and_not_which(
     kind: Kind, demand: tuple[list[Row], dict], plans: list[TierPlan], data: st.DataObject
 ) -> None:
@@ -122,8 +146,8 @@ def test_tiers_change_when_tokens_come_and_not_which(
 
 
 @EACH
-@examples(300)
-@given(returning(), tight(), tiers(), blows(ties=True), tier_blows(), st.sampled_from(["kv", "round-robin"]), st.data())
+@examples(100)
+@given(returning(), tight(), TIERS, blows(ties=True), tier_blows(), st.sampled_from(["kv", "round-robin"]), st.data())
 def test_leaping_changes_nothing_when_workers_and_tiers_break(
     kind: Kind,
     rows: list[Row],
@@ -146,7 +170,7 @@ def test_leaping_changes_nothing_when_workers_and_tiers_break(
 
 
 @EACH
-@examples(300)
+@examples(100)
 @given(tiered_programs(), blows(ties=True), tier_blows(), st.booleans(), st.data())
 def test_hand_offs(
     kind: Kind,

@@ -15,14 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_faults_programs import Blow, blows
 from test_kvbm_faults import tier_blows
-from test_kvbm_world import BLOCK_BYTES, LINKS, nothing_is_left, returning, tiers
+from test_kvbm_world import LINKS, nothing_is_left, returning, tiers, widened
 from test_legs_programs import Below, Program, carry_out, programs
 
-from policies.kvbm.look_up import Rule
 from twin.mocker.handoff import Load
 from twin.mocker.links import Network, Part
 from twin.mocker.sinks import MemorySinks
-from twin.mocker.tierplan import LevelPlan
 from twin.mocker.world import MockWorld
 from twin.perf.cargo import KV
 
@@ -65,13 +63,9 @@ def tiered_programs(draw: st.DrawFn) -> tuple[Program, Below]:
     )
     mover = draw(st.sampled_from([None, HostMover]))
     plans = draw(tiers(sum(program.workers)))
-    if draw(st.booleans()):  # wide tiers that take everything, so that much comes up
-        plans = [replace(plan, rule=Rule(), levels=tuple(map(_wide, plan.levels))) for plan in plans]
+    if draw(st.booleans()):
+        plans = widened(plans)
     return program, Below(plans, LINKS, mover)
-
-
-def _wide(level: LevelPlan) -> LevelPlan:
-    return replace(level, spec=replace(level.spec, capacity_bytes=400 * BLOCK_BYTES), offload="presence")
 
 
 def ran(

@@ -8,13 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulate import engine_settings, simulate, trace_row
 from test_engine_against_naive import KEY_TOKENS
-from test_kvbm_world import BLOCK_BYTES, LATENCY, run
+from test_kvbm_world import BLOCK_BYTES, LATENCY, nothing_is_left, run
 
 from policies.cluster.ids import Tier
 from policies.kvbm.lane import BatchRules
 from policies.kvbm.look_up import Rule
 from policies.kvbm.tiers import TierSpec
-from twin.engine.tiered import TieredEngine
 from twin.mocker.demand import Row
 from twin.mocker.tierplan import LevelPlan, TierPlan
 
@@ -89,11 +88,7 @@ def test_who_waits_for_a_store_gets_what_it_would_have_computed(
     assert tiers is not None
     assert stepped.world.block_tiers is not None
     assert tiers.figures() == stepped.world.block_tiers.figures()
-    for worker in leapt.world.workers.values():
-        assert isinstance(worker.engine, TieredEngine)
-        assert worker.engine.manager.idle
-        assert not worker.engine._loads
-        assert not worker.engine._hasty
+    nothing_is_left(leapt.world)
     WAITED.append(sum(lane.loads.waits for lane in tiers.lanes.values()))
     hits = tiers.figures()["hits"]
     assert hits["lookups"] == sum(row.isl // options["block_size"] for row in rows)

@@ -3,6 +3,8 @@ each full block of a prompt is in one class."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from builders import router_settings
 from examples import examples
 from hypothesis import given
@@ -116,6 +118,16 @@ def tiers(draw: st.DrawFn, workers: int = 2) -> list[TierPlan]:
     return plans
 
 
+def widened(plans: list[TierPlan]) -> list[TierPlan]:
+    """Wide tiers that take everything at once, and load all that they have: much comes up."""
+
+    def wide(level: LevelPlan) -> LevelPlan:
+        spec = replace(level.spec, capacity_bytes=400 * BLOCK_BYTES)
+        return replace(level, spec=spec, offload="presence", trigger="on_complete")
+
+    return [replace(plan, rule=Rule(), levels=tuple(map(wide, plan.levels))) for plan in plans]
+
+
 def run(rows: list[Row], options: dict, plans: list[TierPlan], *, leap: bool) -> Seen:
     settings = engine_settings(**options | {"prefix_caching": True}, leap=leap, tiers=True)
     engines = [(settings, LATENCY)] * len(plans)
@@ -147,13 +159,10 @@ def nothing_is_left(world: MockWorld) -> None:
     for worker in world.workers.values():
         if worker.down:
             continue
-        assert isinstance(worker.engine, TieredEngine)
-        assert not worker.engine._loads, "a load was begun and never taken up"
-        assert not worker.engine._plans
-        assert not worker.engine._hasty
-        assert not worker.engine._coming.blocks
-        assert worker.engine.manager.idle, "everything that was to move has moved"
-        for level in worker.engine.manager.levels:
+        below = worker.engine.below  # type: ignore[attr-defined]
+        assert below.is_quiet, "something was begun and never taken up"
+        assert below.manager.idle, "everything that was to move has moved"
+        for level in below.manager.levels:
             assert not level.body.underway.blocks
 
 
@@ -185,7 +194,7 @@ def test_the_router_knows_what_lies_in_tiers(demand: tuple[list[Row], dict], pla
         level.body
         for worker in seen.world.workers.values()
         if isinstance(worker.engine, TieredEngine)
-        for level in worker.engine.manager.levels
+        for level in worker.engine.below.manager.levels
     }
     held = sum(run.hi - run.lo for body in bodies for run in body.store.findable() if run.branch.shareable)
     assert isinstance(router, Kv)

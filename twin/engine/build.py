@@ -50,10 +50,10 @@ def build_engine(
 
 
 def _kind(settings: EngineSettings) -> Callable[..., Rank]:
-    if type(settings) is not EngineSettings:
-        return _other_kind(settings)
     if settings.tiers:
         return _tiered_kind(settings)
+    if type(settings) is not EngineSettings:
+        return _other_kind(settings)
     if settings.speculation is not None:
         from twin.engine.speculative import SpeculativeEngine
 
@@ -70,16 +70,21 @@ def _kind(settings: EngineSettings) -> Callable[..., Rank]:
 
 
 def _tiered_kind(settings: EngineSettings) -> Callable[..., Rank]:
-    """Of a vLLM engine with a block manager below its pool."""
-    from twin.engine.tiered import TieredEngine
+    """Of an engine with a block manager below its pool."""
+    is_plain = settings.speculation is None
+    if type(settings) is EngineSettings and is_plain and settings.max_loras is None:
+        from twin.engine.tiered import TieredEngine
 
-    if settings.speculation is None and settings.max_loras is None:
         return TieredEngine
-    from twin.engine import tiered_kinds
+    if isinstance(settings, SglangSettings):
+        from twin.engine import sglang_tiered
 
-    return (
-        tiered_kinds.TieredSpeculativeEngine if settings.speculation is not None else tiered_kinds.TieredAdapterEngine
-    )
+        return sglang_tiered.TieredSglangEngine if is_plain else sglang_tiered.TieredSpeculativeSglangEngine
+    from twin.engine import tiered_kinds as kinds
+
+    if type(settings) is EngineSettings:
+        return kinds.TieredAdapterEngine if is_plain else kinds.TieredSpeculativeEngine
+    return kinds.TieredTrtllmEngine if is_plain else kinds.TieredSpeculativeTrtllmEngine
 
 
 def _other_kind(settings: EngineSettings) -> Callable[..., Rank]:

@@ -17,7 +17,7 @@ from twin.engine.plan import StepPlan
 from twin.engine.sequence import Sequence
 from twin.engine.settings import EngineSettings
 from twin.engine.steplog import Row, StepLog
-from twin.perf.protocol import DecodePiece, LatencyModel
+from twin.perf.protocol import DecodePiece, LatencyModel, PrefillChunk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +159,13 @@ class EngineCore(Leaping):
                         steps = until
         step.steps = steps
         step.end_s = epoch.end_s(steps)
+
+    def blocks_s(self, lo: int, hi: int) -> float:
+        """What blocks `lo..hi` of a prompt take to compute when everything before them is there."""
+        if hi <= lo:
+            return 0.0
+        size = self.settings.block_size
+        return self.latency.step_s((PrefillChunk((hi - lo) * size, lo * size, 0, False),), 0, 0, 0, 0)
 
     # ------------------------------------------------------------ one rank of a group that waits for its slowest
 

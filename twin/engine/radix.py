@@ -54,8 +54,8 @@ class RadixCache:
     """`capacity` pages: free, owned by requests alone, or in the tree; `inactive` ones are in the tree and unlocked.
 
     With `events` on, `stored` and `removed` collect what became findable and what was lost since they were last
-    taken; content that only one request can use is left out of both. `on_evict` hears of every run of pages that is
-    evicted (a tier below listens). `version` changes with what can be found.
+    taken; content that only one request can use is left out of both. `on_evict` and `on_publish` hear of every run of
+    pages that leaves the tree, or is new in it (a tier below listens). `version` changes with what can be found.
     """
 
     __slots__ = (
@@ -68,6 +68,7 @@ class RadixCache:
         "free",
         "inactive",
         "on_evict",
+        "on_publish",
         "removed",
         "root",
         "stored",
@@ -84,6 +85,7 @@ class RadixCache:
         self.stored: list[BlockRun] = []
         self.removed: list[BlockRun] = []
         self.on_evict: Callable[[Branch, int, int], None] | None = None
+        self.on_publish: Callable[[Branch, int, int], None] | None = None
         self.root = Node(0, [], None, OLDEST, 1)
         self._nodes = 0
         self._leaves: list[tuple[Stamp, int, Node]] = []  # unlocked leaves by stamp, and entries out of date
@@ -232,6 +234,9 @@ class RadixCache:
                 self.version += 1
                 if self.events:
                     self._note(self.stored, runs, pos)
+            if self.on_publish is not None:
+                for run in _as_runs(runs, pos):
+                    self.on_publish(*run)
         if end is not node:
             self._move_lock(node, end)
         return Added(end, pos - lo)
@@ -299,6 +304,17 @@ class RadixCache:
     @staticmethod
     def _note(notes: list[BlockRun], runs: list[tuple[Branch, int]], lo: int) -> None:
         notes.extend(run for run in _as_runs(runs, lo) if run.branch.keys is not None)
+
+    def unsay(self, run: BlockRun) -> None:
+        """A run of pages has just been evicted: of those that came since anybody took notice, nobody hears that they
+        came, or went."""
+        fresh = [BlockRun(run.branch, max(new.lo, run.lo), min(new.hi, run.hi)) for new in self.stored
+                 if new.branch is run.branch and new.lo < run.hi and run.lo < new.hi]  # fmt: skip
+        for part in fresh:
+            self.stored = [left for new in self.stored for left in _without(new, part)]
+            gone = [n for n, old in enumerate(self.removed) if old.branch is run.branch and old.lo <= part.lo < old.hi]
+            at = gone[-1]
+            self.removed[at : at + 1] = _without(self.removed[at], part)
 
     def findable(self) -> list[BlockRun]:
         """What can be found and others can share, parents before children, each page once. Touches nothing."""
@@ -390,6 +406,14 @@ def _as_runs(runs: list[tuple[Branch, int]], lo: int) -> list[BlockRun]:
         spelt.append(BlockRun(branch, lo, end))
         lo = end
     return spelt
+
+
+def _without(run: BlockRun, other: BlockRun) -> list[BlockRun]:
+    """The parts of a run that are not in another one."""
+    branch, lo, hi = run
+    if other.branch is not branch or other.hi <= lo or hi <= other.lo:
+        return [run]
+    return [BlockRun(branch, a, b) for a, b in ((lo, other.lo), (other.hi, hi)) if a < b]
 
 
 def _cut_tail(

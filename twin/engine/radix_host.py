@@ -7,11 +7,12 @@ loads of a step end within it. Which pages are computed is decided by the queue;
 
 from __future__ import annotations
 
+from policies.cluster.blocks import BlockRun
 from twin.engine.batch import DecodeBatch
 from twin.engine.host import HostTier
 from twin.engine.pool import Hold, Match
 from twin.engine.radix import RadixCache
-from twin.engine.radix_ledger import RadixLedger
+from twin.engine.radix_telling import TellingLedger
 from twin.engine.sequence import Sequence
 from twin.engine.settings import HostTierSettings
 from twin.engine.ticks import instant
@@ -20,24 +21,21 @@ LEAST_LOAD_TOKENS = 10
 """Shorter stretches are computed again rather than loaded (SGLang's default)."""
 
 
-class HostedLedger(RadixLedger):
-    """A ledger with a host tier below its tree. With the trigger "on_store" prompts go down as soon as they are
-    in the tree, and what was generated when its request gives it back; with "on_evict" whatever is evicted.
+class HostedLedger(TellingLedger):
+    """A ledger with a host tier below its tree. With the trigger "on_store" goes down what a `TellingLedger` tells of;
+    with "on_evict" whatever is evicted.
     """
 
-    __slots__ = ("_bytes_per_s", "_due_blocks", "_overlap", "_told", "_up", "host")
+    __slots__ = ("_bytes_per_s", "_due_blocks", "_overlap", "_up", "host")
 
     def __init__(self, pool: RadixCache, batch: DecodeBatch, tier: HostTierSettings) -> None:
-        super().__init__(pool, batch, caching=True)
         self.host = HostTier.of(tier)
+        super().__init__(pool, batch, tell=self._store if tier.trigger == "on_store" else None)
         self._overlap = tier.overlap
         self._bytes_per_s = tier.load_bytes_per_s
         self._up: list[list[Hold]] = []  # what is loaded for the planned step
         self._due_blocks = 0  # how many blocks that are
-        self._told: dict[Sequence, int] | None = None  # pages of a sequence that the host has been told of
-        if tier.trigger == "on_store":
-            self._told = {}
-        else:
+        if tier.trigger != "on_store":
             pool.on_evict = self.host.put
 
     def found(self, seq: Sequence, tokens: int) -> tuple[int, int]:
@@ -61,8 +59,7 @@ class HostedLedger(RadixLedger):
         super()._take(seq, pages, below)
         if below:
             self.publish(seq, cached + below, self.stamp())
-        if self._told is not None:
-            self._told[seq] = seq.published
+            self.nothing_new(seq)
 
     def ends_s(self, start_s: float, took_s: float) -> float:
         """When a step ends that computes for `took_s` and needs what comes up in it.
@@ -82,29 +79,8 @@ class HostedLedger(RadixLedger):
         self._up.clear()
         self._due_blocks = 0
 
-    def publish_computed(self, seq: Sequence) -> None:
-        super().publish_computed(seq)
-        self._tell(seq)
-
-    def release(self, seq: Sequence) -> None:
-        self._tell(seq)
-        if self._told is not None:
-            self._told.pop(seq, None)
-        super().release(seq)
-
-    def _tell(self, seq: Sequence) -> None:
-        """With "on_store": what of a sequence is new in the tree goes down too."""
-        if self._told is None or seq not in self._told:
-            return
-        lo, upto = self._told[seq], seq.published
-        self._told[seq] = upto
-        new = []
-        for branch, end in self.pieces(seq, upto):
-            hi = min(end, upto)
-            if hi > lo:
-                new.append((branch, lo, hi))
-                lo = hi
-        for run in reversed(new):  # the last page is the first to go again
+    def _store(self, runs: list[BlockRun]) -> None:
+        for run in reversed(runs):  # the last page is the first to go again
             self.host.put(*run)
 
     def audit(self, planned: int = 0) -> None:

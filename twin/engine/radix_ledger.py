@@ -70,6 +70,14 @@ class RadixLedger:
     def begin(self, seq: Sequence, tokens: int, pages: int, below: int = 0) -> bool:
         """Lock what is cached of the first `tokens` tokens, and take `pages` beside it and room for `below` more that
         come up from a tier below; False, and nothing is taken, where they cannot be had."""
+        if not self.lock(seq, tokens, pages + below):
+            return False
+        self._take(seq, pages, below)
+        return True
+
+    def lock(self, seq: Sequence, tokens: int, pages: int) -> bool:
+        """Lock what is cached of the first `tokens` tokens, where `pages` can be had beside it, which are the
+        sequence's own from now on; whoever asks takes them."""
         self.settle()
         pool = self.pool
         node, cached = pool.root, 0
@@ -77,13 +85,12 @@ class RadixLedger:
             limit = tokens // self._size
             node, cached = pool.match(self.pieces(seq, limit), limit, self.stamp())
         pool.lock(node)
-        if pages + below > pool.room:
+        if pages > pool.room:
             pool.unlock(node)
             return False
         self.ends[seq] = node
         seq.published = cached
-        seq.owned = cached + pages + below
-        self._take(seq, pages, below)
+        seq.owned = cached + pages
         return True
 
     def _take(self, seq: Sequence, pages: int, below: int) -> None:

@@ -33,16 +33,23 @@ class SglangEngine(EngineCore):
     def __init__(self, settings: SglangSettings, parts: EngineParts) -> None:
         super().__init__(settings, parts, newest_has_slot=True)
         self.pool = RadixCache(settings.blocks, events=parts.kv_events)
-        self.ledger = RadixLedger(self.pool, self.batch, caching=settings.prefix_caching)
-        self._loads: HostedLedger | None = None  # what comes up from a host tier
-        if settings.host is not None:
-            self.ledger = self._loads = HostedLedger(self.pool, self.batch, settings.host)
+        self._hosted: HostedLedger | None = None  # what comes up from a plain host tier
+        self.ledger = self._make_ledger()
         self._ratio = TokenRatio(settings.schedule_conservativeness)
-        self._queue = PrefillQueue(settings, self.ledger, self._ratio, self.batch, self.waiting, self.running)
+        self._queue = self._make_queue()
         self._prefilled: list[Sequence] = []  # computed in the planned step
         self._silent: list[Sequence] = []  # members without a token yet, or with complete pages not in the tree
         self._shut = 0  # decode steps that let nobody in
         self._holds_back = False
+
+    def _make_ledger(self) -> RadixLedger:
+        if self.settings.host is None:
+            return RadixLedger(self.pool, self.batch, caching=self.settings.prefix_caching)
+        self._hosted = HostedLedger(self.pool, self.batch, self.settings.host)
+        return self._hosted
+
+    def _make_queue(self) -> PrefillQueue:
+        return PrefillQueue(self.settings, self.ledger, self._ratio, self.batch, self.waiting, self.running)
 
     # ------------------------------------------------------------ requests in and out
 
@@ -85,7 +92,7 @@ class SglangEngine(EngineCore):
 
     @property
     def loaded_blocks(self) -> int:
-        return 0 if self._loads is None else self._loads.host.loaded_blocks
+        return 0 if self._hosted is None else self._hosted.host.loaded_blocks
 
     def _queues(self) -> tuple[int, int]:
         return len(self.running) + len(self._prefilled), len(self.waiting) + len(self.activated)
@@ -161,8 +168,8 @@ class SglangEngine(EngineCore):
         step.prefill_tokens = sum(chunk.new_tokens for chunk in chunks)
         took_s = self.latency.step_s(chunks, 0, 0, 0, 0) if chunks else 0.0
         step.end_s = instant(step.start_s + took_s)
-        if self._loads is not None:
-            step.end_s = self._loads.ends_s(step.start_s, took_s)
+        if self._hosted is not None:
+            step.end_s = self._hosted.ends_s(step.start_s, took_s)
         self._shut = self.settings.prefill_decode_interval
         self._epoch.piece = None
 
@@ -320,8 +327,8 @@ class SglangEngine(EngineCore):
     def _commit_prefill(self, step: StepPlan, outcome: Outcome) -> None:
         """Prompts in part go back to the front of waiting; those complete make a token and join the batch."""
         done, self._prefilled = self._prefilled, []
-        if self._loads is not None:
-            self._loads.came_up()
+        if self._hosted is not None:
+            self._hosted.came_up()
         self.ledger.settle()
         for seq in reversed(done):
             if seq.computed < seq.length:

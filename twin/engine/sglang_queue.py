@@ -57,8 +57,8 @@ class PrefillQueue:
         self.waiting.append(seq)
         self._changes += 1
 
-    def put_first(self, seq: Sequence) -> None:
-        self.waiting.appendleft(seq)
+    def put_first(self, *seqs: Sequence) -> None:
+        self.waiting.extendleft(reversed(seqs))
         self._changes += 1
 
     def remove(self, seq: Sequence) -> None:
@@ -89,8 +89,14 @@ class PrefillQueue:
         left_tokens = self._outputs_left()
         total = ledger.pool.room * size - left_tokens * self._ratio.value
         budget, room = settings.max_prefill_tokens, settings.chunked_prefill_size
-        while waiting and room > 0 and slots > 0:
+        while waiting and slots > 0:
             seq = waiting[0]
+            taken = self._take_up(seq, total, slots)
+            if taken is not None:
+                total -= taken * size
+                continue
+            if room <= 0 or self.certain:
+                break
             length = seq.prompt + seq.outputs
             start, below = seq.computed, 0
             if seq not in ledger.ends:
@@ -117,6 +123,11 @@ class PrefillQueue:
             seq.computed = start + take
             work.append((seq, PrefillChunk(take, start, 0, start < seq.prompt <= start + take)))
         return work
+
+    def _take_up(self, seq: Sequence, total: float, slots: int) -> int | None:
+        """Take the head out of the queue where it must wait beside it, and say how many pages that took; None where it
+        need not, or cannot now (`certain`). `total` tokens are left for whoever enters, and `slots` places."""
+        return None
 
     def _enter(self, seq: Sequence, length: int, pages: int, below: int, now_s: float) -> bool:
         """Begin or go on with a prompt; False where its pages cannot be had."""

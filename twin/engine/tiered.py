@@ -8,63 +8,24 @@ that would not fit. The engine moves nothing: it says what has begun, and is tol
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 from policies.cluster.blocks import Branch
-from policies.cluster.ids import Tier
-from policies.kvbm.accounting import HitCount, Looked
-from policies.kvbm.landing import Landing
-from policies.kvbm.look_up import Costs, Miss, Plan
+from policies.kvbm.look_up import Lacking, Plan
 from policies.kvbm.manager import BlockManager
-from policies.kvbm.orders import Onboard
-from policies.kvbm.spans import Spans
+from twin.engine.below import Below, StoreWait
 from twin.engine.core import EngineParts
-from twin.engine.loading import HostLoad, LoadingEngine
+from twin.engine.loading import LoadingEngine
 from twin.engine.plan import Outcome, StepPlan
 from twin.engine.pool import Match
 from twin.engine.sequence import Phase, Sequence
 from twin.engine.settings import EngineSettings
 from twin.perf.protocol import PrefillChunk
 
-Lacking = Callable[[Branch, int, int], list[tuple[int, int]]]
-
-
-class TierLoad(HostLoad):
-    """Blocks on their way up from several tiers. Whoever moves them says in `good` how many came, from the first on,
-    and when (`landed_s`). `parked` are requests that wait for the same blocks."""
-
-    __slots__ = ("good", "landed_s", "onboard", "parked")
-
-    def __init__(self, seq: Sequence, onboard: Onboard) -> None:
-        plan = onboard.plan
-        super().__init__(seq, [], plan.load_blocks, sum(leg.bytes for leg in onboard.legs))
-        self.onboard = onboard
-        self.good = plan.load_blocks
-        self.landed_s = 0.0
-        self.parked: list[Sequence] = []
-
-    def runs(self) -> Iterable[tuple[Branch, int, int]]:
-        """What comes up."""
-        return ((part.stretch.branch, part.lo, part.hi) for run in self.onboard.plan.runs for part in run.found)
-
-
-class StoreWait(HostLoad):
-    """A request that waits for running stores to land. `is_late`: it has waited long enough, and waits for none again.
-    `parked` are requests that wait for the same ones."""
-
-    __slots__ = ("is_late", "landings", "parked")
-
-    def __init__(self, seq: Sequence, landings: tuple[Landing, ...]) -> None:
-        super().__init__(seq, [], 0, 0)
-        self.landings = landings
-        self.is_late = False
-        self.parked: list[Sequence] = []
-
 
 class TieredEngine(LoadingEngine):
-    """`attach` gives it its block manager before the first step. `hits` counts look-ups at first admissions.
+    """A vLLM replica with tiers; `attach` gives it its block manager before the first step.
 
     A leg whose prompt comes by hand-off looks nothing up here: its blocks were looked up where they were computed, and
     they go down from here like any others.
@@ -73,23 +34,14 @@ class TieredEngine(LoadingEngine):
     def __init__(self, settings: EngineSettings, parts: EngineParts) -> None:
         # When a block leaves the device is when it begins to move: leaps end there.
         super().__init__(settings, replace(parts, kv_events=True, leap_past_evictions=False))
-        self.manager: BlockManager
-        self.hits = HitCount()
-        self.on_submit: Callable[[Sequence], None] | None = None  # where somebody wants to know who comes
-        self._now_s = 0.0
-        self._fresh: list[tuple[Branch, int, int]] = []  # complete on the device when the step is over
-        self._is_between = False  # no step is being planned or committed: what time it is, nobody says
-        self._unsaid: list[Callable[[float], None]] = []  # what happened then
-        self._coming = Spans()
-        self._hasty: set[Sequence] = set()  # who waits for no running store any more
-        self._looked: tuple[Sequence, Plan] | None = None
-        self._plans: dict[Sequence, tuple[Plan, int]] = {}  # of those that were loaded: what was to come, what came
+        self.below = Below(settings, self._loads, self.pending_loads, self.blocks_s)
+        self.hits = self.below.hits
+        self._is_between = False  # no step is being planned or committed
 
     def attach(self, make: Callable[[Lacking], BlockManager]) -> BlockManager:
-        """Take the block manager that `make` gives for this device, being told which blocks are not on it."""
         lacking = self.pool.lacking
-        self.manager = make(lambda branch, lo, hi: lacking(branch, [(lo, hi)]))
-        return self.manager
+        self.below.manager = make(lambda branch, lo, hi: lacking(branch, [(lo, hi)]))
+        return self.below.manager
 
     def _listen(self) -> None:
         self.pool.on_evict = self._on_evict
@@ -97,45 +49,31 @@ class TieredEngine(LoadingEngine):
 
     @property
     def loaded_blocks(self) -> int:
-        return sum(level.counts.loaded for level in self.manager.levels)
+        return self.below.loaded_blocks
 
     def _on_evict(self, branch: Branch, lo: int, hi: int) -> None:
+        heard = self.below.evicted_between_steps if self._is_between else self.below.evicted
         for a, b in self.pool.lacking(branch, [(lo, hi)]):  # other copies stay
-            if self._is_between:
-                self._unsaid.append(partial(self.manager.evicted, branch, a, b))
-            else:
-                self.manager.evicted(branch, a, b, self._now_s)
+            heard(branch, a, b)
 
     def _on_publish(self, branch: Branch, lo: int, hi: int) -> None:
-        self._fresh.append((branch, lo, hi))
+        self.below.completed(branch, lo, hi)
 
     # ------------------------------------------------------------ steps
 
     def plan(self, now_s: float) -> StepPlan | None:
-        self._now_s = now_s
-        self._tell(now_s)  # of what was released, or pushed out, between steps
+        self.below.tell(now_s)  # of what was released, or pushed out, between steps
         return super().plan(now_s)
 
     def commit(self, step: StepPlan) -> Outcome:
-        self._now_s = step.end_s
+        self.below.now_s = step.end_s
         outcome = super().commit(step)
-        self._tell(step.end_s)
+        self.below.tell(step.end_s)
         return outcome
 
     def settle(self, step: StepPlan, at_s: float) -> None:
-        self._now_s = min(step.end_s, at_s)
+        self.below.now_s = min(step.end_s, at_s)
         super().settle(step, at_s)
-
-    def _tell(self, now_s: float) -> None:
-        """What the manager has not heard yet."""
-        if self._unsaid:
-            unsaid, self._unsaid = self._unsaid, []
-            for say in unsaid:
-                say(now_s)
-        if self._fresh:
-            fresh, self._fresh = self._fresh, []
-            for branch, lo, hi in fresh:
-                self.manager.completed(branch, lo, hi, now_s)
 
     # ------------------------------------------------------------ hand-off
 
@@ -145,87 +83,47 @@ class TieredEngine(LoadingEngine):
         self._is_between = True
         has_room = super().reserve(seq)
         self._is_between = False
-        if has_room and seq.published:
-            self._unsaid.append(partial(self.manager.found, seq.path.pieces, seq.published))
+        if has_room:
+            self.below.reused_between_steps(seq, seq.published)
         return has_room
 
     # ------------------------------------------------------------ loads
 
     def loaded(self, seq: Sequence) -> None:
-        load = self._loads.pop(seq, None)
+        load = self.below.came(seq)
         if load is None:
-            return  # cancelled meanwhile
-        if isinstance(load, StoreWait):
-            self._waited(load)
             return
-        assert isinstance(load, TierLoad)
-        self._arrived(load)
-        self._plans[seq] = load.onboard.plan, load.good
-        if load.good:
-            self.ledger.came_up(seq, load.good)
-        self.ledger.trim(seq)
-        self._tell(max(self._now_s, load.landed_s))
-        seq.phase = Phase.LOADED
-        self.waiting.appendleft(seq)
-        self._unpark(load, 1)
-        self._blocked = False
-
-    def _waited(self, wait: StoreWait) -> None:
-        """What a request waited for has landed, or will not: it is first in line, and looked up again."""
-        if wait.is_late:
-            self._hasty.add(wait.seq)
-        wait.seq.phase = Phase.WAITING
-        self.waiting.appendleft(wait.seq)
-        self._unpark(wait, 1)
+        if isinstance(load, StoreWait):
+            seq.phase = Phase.WAITING
+        else:
+            if load.good:
+                self.ledger.came_up(seq, load.good)
+            self.ledger.trim(seq)
+            self.below.tell(max(self.below.now_s, load.landed_s))
+            seq.phase = Phase.LOADED
+        self.waiting.extendleft(reversed([seq, *self.below.unparked(load)]))
         self._blocked = False
 
     def submit(self, seq: Sequence) -> str | None:
-        if self.on_submit is not None:
-            self.on_submit(seq)
+        self.below.comes(seq)
         refusal = super().submit(seq)
-        if refusal is not None and self.manager.climb is not None:
-            self.manager.climb.gone(seq.request_id)
+        if refusal is not None:
+            self.below.gone(seq)
         return refusal
 
     def cancel(self, seq: Sequence) -> None:
-        self._plans.pop(seq, None)
-        if self.manager.climb is not None:
-            self.manager.climb.gone(seq.request_id)
-        self._hasty.discard(seq)
         if seq.phase is Phase.LOADING:
-            load = self._loads.get(seq)
-            if load is None:  # parked
-                for other in self._loads.values():
-                    assert isinstance(other, TierLoad | StoreWait)
-                    if seq in other.parked:
-                        other.parked.remove(seq)
-                seq.phase = Phase.DONE
-                return
-            assert isinstance(load, TierLoad | StoreWait)
-            if isinstance(load, TierLoad):
-                self._arrived(load)
-            super().cancel(seq)
-            self._unpark(load, 0)
+            self.waiting.extendleft(reversed(self.below.dropped(seq)))
+            self.ledger.release(seq)
+            seq.phase = Phase.DONE
+            self._blocked = False
         else:
+            self.below.gone(seq)
             super().cancel(seq)
 
     def audit(self) -> None:
         super().audit()
-        self.manager.audit()
-
-    def _unpin(self, load: HostLoad) -> None:
-        """Whoever moves the blocks gives the sources back, when the load ends or is dropped."""
-
-    def _arrived(self, load: TierLoad) -> None:
-        for run in load.runs():
-            self._coming.remove(*run)
-
-    def _unpark(self, load: TierLoad | StoreWait, at: int) -> None:
-        """Those who wait for the same blocks look again, in the order in which they came."""
-        for seq in reversed(load.parked):
-            seq.phase = Phase.WAITING
-            self.waiting.insert(at, seq)
-        load.parked = []
+        self.below.audit()
 
     def _begin_loads(self) -> bool:
         """Take the heads of waiting whose prefix goes on below out of the queue, as long as they fit; whether there
@@ -240,70 +138,15 @@ class TieredEngine(LoadingEngine):
                 break
             begun = True
             waiting.popleft()
-            seq.phase = Phase.LOADING
-            other = self._brings(plan) or self._awaits(plan)
-            if other is not None:
-                other.parked.append(seq)
-            elif plan.awaits:
-                wait = self._loads[seq] = StoreWait(seq, plan.awaits)
-                self.pending_loads.append(wait)
-            else:
-                self._begin(seq, match, plan)
+            if not self.below.joins(seq, plan):
+                self.below.begin(seq, plan)
+                self.ledger.start(seq, match)
+                self.pool.take(plan.load_blocks)
+                seq.owned += plan.load_blocks
         return begun
 
-    def _begin(self, seq: Sequence, match: Match, plan: Plan) -> None:
-        blocks = plan.load_blocks
-        # first: what is taken now may push it out of its tier
-        onboard = self.manager.begin(plan, self._now_s, seq.request_id)
-        self.ledger.start(seq, match)
-        self.pool.take(blocks)
-        seq.owned += blocks
-        load = self._loads[seq] = TierLoad(seq, onboard)
-        for run in load.runs():
-            self._coming.add(*run)
-        self.pending_loads.append(load)
-
-    def _brings(self, plan: Plan) -> TierLoad | None:
-        """The load that brings some of a plan's blocks already."""
-        parts = [(part.stretch.branch, part.lo, part.hi) for run in plan.runs for part in run.found]
-        if not any(self._coming.common(*part) for part in parts):
-            return None
-        for load in self._loads.values():
-            if not isinstance(load, TierLoad):
-                continue
-            for branch, lo, hi in load.runs():
-                if any(other is branch and a < hi and lo < b for other, a, b in parts):
-                    return load
-        return None
-
-    def _awaits(self, plan: Plan) -> StoreWait | None:
-        """Whoever waits already for a store that a plan is to wait for."""
-        for load in self._loads.values() if plan.awaits else ():
-            if isinstance(load, StoreWait) and not set(load.landings).isdisjoint(plan.awaits):
-                return load
-        return None
-
     def _look_up(self, seq: Sequence, match: Match) -> Plan:
-        size = self.settings.block_size
-        length = seq.prompt + seq.outputs
-        plan = self.manager.look_up(
-            seq.pieces(size),
-            blocks=length // size,
-            usable=self.ledger.usable(seq),
-            device_blocks=match.blocks,
-            now_s=self._now_s,
-            costs=Costs(self.manager.alone_s, self._compute_s),
-            may_wait=seq not in self._hasty,
-        )
-        self._looked = seq, plan
-        return plan
-
-    def _compute_s(self, lo: int, hi: int) -> float:
-        """What blocks `lo..hi` of a prompt take to compute when everything before them is there."""
-        if hi <= lo:
-            return 0.0
-        size = self.settings.block_size
-        return self.latency.step_s((PrefillChunk((hi - lo) * size, lo * size, 0, False),), 0, 0, 0, 0)
+        return self.below.look_up(seq, match.blocks, self.ledger.usable(seq))
 
     # ------------------------------------------------------------ admission
 
@@ -328,42 +171,13 @@ class TieredEngine(LoadingEngine):
         return super()._plan_stuck(step)
 
     def _start(self, seq: Sequence, now_s: float, hit_tokens: int) -> None:
-        first, was = seq.admit_s is None, seq.phase
+        is_first, was = seq.admit_s is None, seq.phase
         super()._start(seq, now_s, hit_tokens)
-        self._hasty.discard(seq)
-        if self.manager.climb is not None:
-            self.manager.climb.gone(seq.request_id)
         if was is Phase.ACTIVATED:
-            return  # its prompt came from elsewhere
-        plan, good = self._plans.pop(seq, (None, 0))
-        if plan is None:
-            looked = self._looked
-            assert looked is not None
-            assert looked[0] is seq
-            plan = looked[1]
-        size = self.settings.block_size
-        self.manager.found(seq.pieces(size), plan.device_blocks, now_s)
-        if first:
-            looked_up = classes(plan, good)
-            seq.host_blocks = good
-            self.hits.first_admission(seq.prompt, size, looked_up)
+            self.below.gone(seq)  # its prompt came from elsewhere
         else:
-            self.hits.readmission(hit_tokens, seq.prompt + seq.outputs - hit_tokens)
+            self.below.admitted(seq, now_s, hit_tokens, is_first=is_first)
 
     def _give_back(self, seq: Sequence) -> None:
         super()._give_back(seq)
-        self._plans.pop(seq, None)
-
-
-def classes(plan: Plan, good: int) -> Looked:
-    """What became of a look-up of which the first `good` loaded blocks came."""
-    hits = {Tier.G1_DEVICE: plan.device_blocks}
-    left = good
-    for run in plan.runs:
-        came = min(left, run.hi - run.lo)
-        hits[run.tier] = hits.get(run.tier, 0) + came
-        left -= came
-    misses = dict(plan.misses)
-    if good < plan.load_blocks:
-        misses[Miss.FAILED] = misses.get(Miss.FAILED, 0) + plan.load_blocks - good
-    return Looked(hits, misses)
+        self.below.forget(seq)

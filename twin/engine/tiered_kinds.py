@@ -8,12 +8,22 @@ from __future__ import annotations
 
 from twin.engine.adapters import AdapterEngine
 from twin.engine.sequence import Sequence
-from twin.engine.speculative import SpeculativeEngine
+from twin.engine.speculative import SpeculativeEngine, SpeculativeTrtllmEngine
 from twin.engine.tiered import TieredEngine
+from twin.engine.trtllm import TrtllmEngine
 
 
 class TieredSpeculativeEngine(TieredEngine, SpeculativeEngine):
     """Draft tokens: what is computed ahead and does not hold never goes down."""
+
+
+class TieredTrtllmEngine(TieredEngine, TrtllmEngine):
+    """TensorRT-LLM: who waits for blocks has entered, as far as promises go; a prompt that lies below to its last block
+    computes nothing, like one that is on the device."""
+
+
+class TieredSpeculativeTrtllmEngine(TieredEngine, SpeculativeTrtllmEngine):
+    """TensorRT-LLM with draft tokens."""
 
 
 class TieredAdapterEngine(AdapterEngine, TieredEngine):

@@ -18,10 +18,10 @@ from policies.kvbm.manager import BlockManager
 from policies.kvbm.orders import Offload, Prefetch, PublishKv
 from policies.kvbm.sketch import Sketch
 from policies.kvbm.store import UNLIMITED_BLOCKS
+from twin.engine.below import StoreWait, Tiered, TierLoad
 from twin.engine.loading import HostLoad
 from twin.engine.sequence import Sequence
 from twin.engine.ticks import instant
-from twin.engine.tiered import StoreWait, TieredEngine, TierLoad
 from twin.mocker.clock import Order
 from twin.mocker.links import Transfer, side_by_side
 from twin.mocker.tierloads import Landings, Loading, Loads
@@ -38,7 +38,7 @@ _SKETCH_BLOCKS = 1 << 20
 class TierLane:
     """What crosses the links for one worker: loads that its engine begins, batches that its manager sends down."""
 
-    def __init__(self, tiers: Tiers, worker_id: WorkerId, plan: TierPlan, engine: TieredEngine) -> None:
+    def __init__(self, tiers: Tiers, worker_id: WorkerId, plan: TierPlan, engine: Tiered) -> None:
         self._tiers = tiers
         self._worker_id = worker_id
         self._plan = plan
@@ -51,7 +51,7 @@ class TierLane:
         self.manager = engine.attach(self._make)
         self.loads = Loads(tiers, self.manager, self._by_tier, self.attend)
         if self.manager.climb is not None or plan.quota_blocks is not None:
-            engine.on_submit = self._on_submit
+            engine.below.on_submit = self._on_submit
 
     def _make(self, lacking: Lacking) -> BlockManager:
         plan = self._plan

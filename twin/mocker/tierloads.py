@@ -14,8 +14,8 @@ from policies.cluster.blocks import BlockRun
 from policies.cluster.draws import draw
 from policies.cluster.ids import RequestId, Tier
 from policies.kvbm.manager import BlockManager
+from twin.engine.below import StoreWait, TierLoad
 from twin.engine.ticks import instant
-from twin.engine.tiered import StoreWait, TierLoad
 from twin.mocker.clock import Order
 from twin.mocker.links import Transfer, side_by_side
 from twin.mocker.tierplan import joined

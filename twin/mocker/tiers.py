@@ -16,7 +16,7 @@ from policies.kvbm.climb import Reach
 from policies.kvbm.consolidate import Change
 from policies.kvbm.level import TierBody
 from policies.kvbm.owners import Owners, Shares
-from twin.engine.tiered import TieredEngine
+from twin.engine.below import Tiered
 from twin.mocker.clock import Clock
 from twin.mocker.links import Network
 from twin.mocker.tierfigures import figures
@@ -55,7 +55,7 @@ class Tiers:
         self._past: list[TierLane] = []  # of workers that are gone
         self._fetching: dict[RequestId, TierLane] = {}  # where blocks are fetched for requests that wait
 
-    def lane(self, worker_id: WorkerId, plan: TierPlan, engine: TieredEngine) -> TierLane:
+    def lane(self, worker_id: WorkerId, plan: TierPlan, engine: Tiered) -> TierLane:
         """The tiers of a worker that comes up; those that only it had before are empty again."""
         old = self.lanes.get(worker_id)
         if old is not None:
