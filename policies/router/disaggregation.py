@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from policies.cluster.actions import Action, Dispatch
@@ -140,7 +141,10 @@ class Disaggregated:
         if isinstance(event, WorkerEvent):
             return self._worker_event(event, view)
         if isinstance(event, TimerFired):
-            return self._sent_to_prefill(self._prefill.decide(event, view), view)
+            if TimerFired not in self._prefill.subscribes:
+                return self._decode.decide(event, view)
+            late = self._decode.decide(event, view) if TimerFired in self._decode.subscribes else ()
+            return chain(late, self._sent_to_prefill(self._prefill.decide(event, view), view))
         self._decode.decide(event, view)
         return self._sent_to_prefill(self._prefill.decide(event, view), view)
 

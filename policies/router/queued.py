@@ -88,16 +88,17 @@ class Queued:
     def decide(self, event: Event, view: ClusterView) -> Iterable[Action]:
         if isinstance(event, RequestArrived):
             return self.send(event, view)
-        if isinstance(event, TimerFired):
+        if isinstance(event, TimerFired) and event.name in (LOOK, EXPIRE):
             return self._fired(event, view)
+        orders: Sequence[Action] = ()
         if type(event) in self._inner.subscribes:
-            self._inner.decide(event, view)
+            orders = self._inner.decide(event, view)
         if isinstance(event, RequestEvent):
             if isinstance(event, RequestInterrupted) or type(event) in ENDS:
                 self.withdraw(event.request_id)
         elif isinstance(event, WorkerUp):
             self._suspects += self._is_suspicious(event)
-        return self._look(event.at_s) if type(event) in _FREEING else ()
+        return (*orders, *self._look(event.at_s)) if type(event) in _FREEING else orders
 
     # ------------------------------------------------------------ as one leg of a request
 
@@ -183,11 +184,12 @@ class Queued:
         return 0 < busy >= self._limits.busy_worker_share * len(targets)
 
     def _is_busy(self, worker: WorkerView, at_s: float) -> bool:
+        """Whether a worker is; where the router chooses among its ranks, whether the least of them is."""
         tokens, limits = self._inner.prefill_tokens(worker.worker_id, at_s), self._limits
         if limits.prefill_busy_tokens is not None and tokens > limits.prefill_busy_tokens:
             return True
-        share, budget = limits.prefill_busy_share, worker.up.max_batched_tokens
-        return share is not None and bool(budget) and tokens > share * (budget or 0)
+        share, budget = limits.prefill_busy_share, (worker.up.max_batched_tokens or 0) // self._inner.ranks_of(worker)
+        return share is not None and bool(budget) and tokens > share * budget
 
     def _is_suspicious(self, up: WorkerUp) -> bool:
         pool_tokens = (up.total_blocks or 0) * up.block_size

@@ -16,7 +16,14 @@ from typing import ClassVar, Literal
 
 import xxhash
 
-from policies.cluster.actions import Action, Dispatch, PublishBooking, SetTimer
+from policies.cluster.actions import (
+    Action,
+    Dispatch,
+    PublishBooking,
+    RequestIndexDump,
+    RequestIndexReplay,
+    SetTimer,
+)
 from policies.cluster.bookings import BookingOp, BookingStep, SyncKind
 from policies.cluster.draws import draw, pick
 from policies.cluster.events import (
@@ -43,7 +50,8 @@ from policies.cluster.events import (
     WorkerUnfenced,
     WorkerUp,
 )
-from policies.cluster.ids import RequestId, WorkerId
+from policies.cluster.ids import RankId, RequestId, WorkerId
+from policies.cluster.kv_events import IndexAnswer, KvEvent
 from policies.cluster.state import Cluster, ClusterView
 from policies.errors import ConfigError
 from policies.router.base import Router
@@ -139,9 +147,7 @@ class Replica:
     def decide(self, event: Event, view: ClusterView) -> Sequence[Action]:
         if isinstance(event, PeerBooking):
             return self._hear(event, view) if event.dest == self.me and event.origin != self.me else ()
-        if isinstance(event, TimerFired):
-            if event.name != self._timer:
-                return ()
+        if isinstance(event, TimerFired) and event.name == self._timer:
             self._timing = False
             return self._flush()
         if isinstance(event, RequestArrived):
@@ -193,6 +199,8 @@ class Replica:
             isl=event.isl,
             blocks=event.blocks,
             overlap_blocks=sent.overlap_blocks,
+            dp_rank=sent.dp_rank,
+            local_hashes=event.local_hashes,
         )
         self._own[event.request_id] = _Own(op)
         self._news.append(op)
@@ -256,8 +264,11 @@ class Replica:
             if op.worker_id is None or op.worker_id not in view.workers:
                 return
             peer.open[op.booking] = op.worker_id
-            arrived = RequestArrived(at_s=now_s, request_id=booking, isl=op.isl, blocks=op.blocks)
-            self._router.peer_sent(arrived, op.worker_id, op.overlap_blocks)
+            arrived = RequestArrived(
+                at_s=now_s, request_id=booking, isl=op.isl, blocks=op.blocks, local_hashes=op.local_hashes
+            )
+            place = op.worker_id if op.dp_rank is None else RankId(op.worker_id, op.dp_rank)
+            self._router.peer_sent(arrived, place, op.overlap_blocks)
         elif op.step is BookingStep.FREE:
             if op.booking in peer.open:
                 self._free(peer, op.booking, booking, now_s, view)
@@ -330,8 +341,12 @@ class Fleet:
             return self._request(event)
         if isinstance(event, PeerBooking):
             return self._ask(event.dest, event)
+        if isinstance(event, IndexAnswer):
+            return self._ask(event.origin, event)
+        if isinstance(event, TimerFired):
+            return self._fired(event)
         everybody = range(len(self._replicas))
-        if isinstance(event, (BlocksStored, BlocksRemoved, BlocksCleared)):
+        if isinstance(event, (BlocksStored, BlocksRemoved, BlocksCleared, KvEvent)):
             return [action for i in everybody for action in self._blocks(i, event)]
         if isinstance(event, WorkerEvent):
             for i, one in enumerate(self._views):
@@ -370,15 +385,23 @@ class Fleet:
         replica = self._replicas[i]
         if type(event) not in replica.subscribes:
             return ()
-        late = self._late[i]
+        late, actions = self._late[i], list[Action]()
         while late and late[0][0] <= event.at_s:
-            replica.decide(late.popleft()[1], self._views[i])
-        actions = replica.decide(event, self._views[i])
+            due_s, before = late.popleft()
+            actions += replica.decide(replace(before, at_s=due_s), self._views[i])
+        actions += replica.decide(event, self._views[i])
         for action in actions:
             self._views[i].apply(action)
-        return tuple(replace(a, reason=f"router {i}: {a.reason}") if isinstance(a, Dispatch) else a for a in actions)
+        return tuple(_signed(action, i) for action in actions)
 
-    def _blocks(self, i: int, event: BlocksStored | BlocksRemoved | BlocksCleared) -> Sequence[Action]:
+    def _fired(self, event: TimerFired) -> Sequence[Action]:
+        """A timer of one router."""
+        router, mark, name = event.name.partition(_MARK)
+        if not mark or not router.startswith(_ROUTER):
+            return ()  # of another policy
+        return self._ask(int(router.removeprefix(_ROUTER)), replace(event, name=name))
+
+    def _blocks(self, i: int, event: BlocksStored | BlocksRemoved | BlocksCleared | KvEvent) -> Sequence[Action]:
         """KV events of a worker, now or later; later ones are taken in before whatever this router is asked next."""
         lag_s = i * self._settings.kv_lag_s
         if lag_s > 0.0:
@@ -386,6 +409,20 @@ class Fleet:
                 self._late[i].append((event.at_s + lag_s, event))
             return ()
         return self._ask(i, event)
+
+
+_ROUTER, _MARK = "router ", ": "
+
+
+def _signed(action: Action, router: int) -> Action:
+    """An order of one router among several, so that it is known whose it is, and what it brings goes back there."""
+    if isinstance(action, Dispatch):
+        return replace(action, reason=f"{_ROUTER}{router}{_MARK}{action.reason}")
+    if isinstance(action, SetTimer):
+        return replace(action, name=f"{_ROUTER}{router}{_MARK}{action.name}")
+    if isinstance(action, (RequestIndexReplay, RequestIndexDump)):
+        return replace(action, origin=router)
+    return action
 
 
 def _name(origin: int, booking: str) -> RequestId:

@@ -6,13 +6,14 @@ somebody is about to look at the caches: nobody may choose a worker on what is n
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
-from policies.cluster.events import BlocksCleared, BlocksRemoved, BlocksStored, WorkerReported
+from policies.cluster.events import BlocksCleared, BlocksRemoved, BlocksStored, WorkerEvent, WorkerReported
 from policies.cluster.ids import Role, Tier, WorkerId
+from policies.errors import CapabilityError
 from twin.engine.plan import StepPlan
 from twin.engine.ticks import instant
 from twin.mocker.clock import Order
@@ -20,7 +21,9 @@ from twin.mocker.wires import FRONTEND
 from twin.mocker.worker import MockWorker
 
 if TYPE_CHECKING:
+    from policies.cluster.actions import RequestIndexDump, RequestIndexReplay
     from policies.kvbm.consolidate import Change
+    from twin.mocker.churn import Upset
     from twin.mocker.world import MockWorld, Observation, WorkerSpec
 
 _LATE = int(Order.LATE)
@@ -95,11 +98,9 @@ class News:
         if not self.of_blocks:  # an engine that ends its leaps at evictions notes them whoever listens
             pool.stored, pool.removed = [], []
             return
-        now_s, lag_s = self._world.clock.now, self._observe.kv_event_lag_s
-        upset = self._world.churn.upsets.get(worker.worker_id) if self._world.churn.upsets else None
-        if upset is not None:
-            lag_s += upset.delay_s
-        events: list[BlocksRemoved | BlocksStored] = []
+        now_s = self._world.clock.now
+        lag_s, upset = self._way(worker.worker_id)
+        events: list[WorkerEvent] = []
         if pool.removed:
             events.append(
                 BlocksRemoved(at_s=instant(now_s + lag_s), worker_id=worker.worker_id, runs=tuple(pool.removed))
@@ -110,10 +111,34 @@ class News:
                 BlocksStored(at_s=instant(now_s + lag_s), worker_id=worker.worker_id, runs=tuple(pool.stored))
             )
             pool.stored = []
+        self._send(worker, events, lag_s, upset)
+
+    def _way(self, worker_id: WorkerId) -> tuple[float, Upset | None]:
+        """How long what a worker says of its blocks is on the way now, and what else disturbs it."""
+        lag_s = self._observe.kv_event_lag_s
+        upset = self._world.churn.upsets.get(worker_id) if self._world.churn.upsets else None
+        return (lag_s, None) if upset is None else (lag_s + upset.delay_s, upset)
+
+    def _send(self, worker: MockWorker, events: Sequence[WorkerEvent], lag_s: float, upset: Upset | None) -> None:
+        """Each of these is told, unless it is lost."""
         for event in events:
             if upset is not None and upset.loses():
                 continue
             self._tell(worker, event, lag_s)
+
+    def tell_all(self, worker: MockWorker) -> None:
+        """A worker that registers anew says what it has."""
+        if not self.tells_blocks(self._world.specs[worker.worker_id]):
+            return
+        runs = tuple(worker.engine.pool.findable())
+        if runs:
+            self._world.post(BlocksStored(at_s=self._world.clock.now, worker_id=worker.worker_id, runs=runs))
+        if self._world.block_tiers is not None:
+            self._world.block_tiers.tell_all(worker.worker_id)
+
+    def answer(self, asked: RequestIndexReplay | RequestIndexDump) -> None:
+        """A rank is asked to say again what it has."""
+        raise CapabilityError(f"workers that tell of blocks in the simulator's own words cannot answer {asked!r}")
 
     def tier_changed(self, worker_id: WorkerId, change: Change) -> None:
         """Blocks were stored in a tier below a device, or left it."""
@@ -132,17 +157,10 @@ class News:
         worker = self._world.workers.get(worker_id)
         if not self.of_blocks or worker is None:
             return
-        lag_s = self._observe.kv_event_lag_s
-        upset = self._world.churn.upsets.get(worker_id) if self._world.churn.upsets else None
-        if upset is not None:
-            lag_s += upset.delay_s
-            if upset.loses():
-                return
-        self._tell(worker, made(instant(self._world.clock.now + lag_s)), lag_s)
+        lag_s, upset = self._way(worker_id)
+        self._send(worker, (made(instant(self._world.clock.now + lag_s)),), lag_s, upset)
 
-    def _tell(
-        self, worker: MockWorker, event: BlocksStored | BlocksRemoved | BlocksCleared | WorkerReported, lag_s: float
-    ) -> None:
+    def _tell(self, worker: MockWorker, event: WorkerEvent, lag_s: float) -> None:
         """Post what a worker says of itself, now or late."""
         if lag_s <= 0.0 and not self._world.wires.parts:
             self._world.post(event)

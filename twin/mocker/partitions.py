@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from policies.cluster.events import BlocksStored
 from policies.cluster.ids import WorkerId
 from twin.engine.ticks import before
 from twin.mocker.wires import Part
@@ -106,10 +105,4 @@ class Partitions:
         up = replace(worker.up, at_s=world.clock.now, epoch=worker.up.epoch + 1)
         worker.return_as(up)
         world.post(up)
-        if not world.news.tells_blocks(world.specs[worker.worker_id]):
-            return
-        runs = tuple(pool.findable())
-        if runs:
-            world.post(BlocksStored(at_s=world.clock.now, worker_id=worker.worker_id, runs=runs))
-        if world.block_tiers is not None:
-            world.block_tiers.tell_all(worker.worker_id)
+        world.news.tell_all(worker)

@@ -12,7 +12,7 @@ from builders import worker
 from policies.cluster.actions import Action, RequestIndexDump, RequestIndexReplay, SetTimer
 from policies.cluster.events import Event, TimerFired, WorkerLost
 from policies.cluster.hashing import local_hashes
-from policies.cluster.ids import BlockHash, Tier, WorkerId
+from policies.cluster.ids import BlockHash, RankId, Tier, WorkerId
 from policies.cluster.invariants import Invariants
 from policies.cluster.kv_events import (
     DumpEntry,
@@ -22,7 +22,6 @@ from policies.cluster.kv_events import (
     KvEvent,
     KvRemoved,
     KvStored,
-    RankId,
 )
 from policies.errors import ConfigError, InvariantError
 from policies.router.chains import feed as feed_module
