@@ -107,7 +107,6 @@ class KvEngine(Kv):
 
     def _seat(self, live: tuple[WorkerView, ...], at_s: float | None = None) -> None:
         """From now on these are the workers to choose from: all their places, but for those overloaded by then."""
-        super()._seat(live)
         seats = [(at, place) for at, worker in enumerate(live) for place in self._places(worker.worker_id)]
         if at_s is not None:
             seats = [(at, place) for at, place in seats if self._place_overloaded(live[at], place, at_s) is None]
@@ -115,6 +114,7 @@ class KvEngine(Kv):
         self._owners = [live[at] for at in self._at]
         self._ids = [place for _, place in seats]
         self._loads = [self._books.load(place) for place in self._ids]
+        self._seated = live
 
     def _choose(self, event: RequestArrived, live: tuple[WorkerView, ...]) -> Choice:
         choice = super()._choose(event, live)

@@ -16,6 +16,8 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from simulate import KEY_TOKENS, Seen, engine_settings, simulate
+from test_engine_against_naive import traces
+from test_faults_programs import FIXED, Blow, blows, engine_options, perform
 from test_kvbm_world import LATENCY, LINKS, returning, tiers, tight
 
 from policies.cluster.events import RequestArrived
@@ -51,6 +53,7 @@ def run(
         observe=Observation(kv_event_lag_s=lag_s, engine_events=index == "engine"),
         tiers=plans,
         links=LINKS if plans is not None else (),
+        strict=True,
     )
     seen.policy = policy  # type: ignore[attr-defined]
     return seen
@@ -96,6 +99,23 @@ def test_decisions_are_the_same_with_tiers(demand: tuple[list[Row], dict], plans
     rows, options = demand
     told, engine = (run(rows, options, index, {}, plans, lag_s) for index in ("simulated", "engine"))
     same(told, engine)
+
+
+# ---------------------------------------------------------------- workers that come and go
+
+
+@examples(200)
+@given(traces(), engine_options(), st.booleans().flatmap(blows), st.sampled_from([0.0, 0.004]))
+def test_decisions_are_the_same_while_workers_come_and_go(
+    rows: list[Row], options: dict, program: list[Blow], lag_s: float
+) -> None:
+    """They die, come back empty, hang, drain, are cut off and return with what they have: no event is lost by that."""
+    settings = engine_settings(**options)
+    told, engine = (
+        perform(rows, program, settings, FIXED, "kv", lag_s=lag_s, in_engine_words=words)[0] for words in (False, True)
+    )
+    assert told.decisions == engine.decisions
+    assert told.requests == engine.requests
 
 
 # ---------------------------------------------------------------- histories that no simulated engine would make
