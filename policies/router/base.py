@@ -205,8 +205,9 @@ class Router:
         books = self._books
         if not isinstance(books, DecayingBooks):
             return None
-        own = self._overload.prefill_limits(worker) if self._overload is not None else ()
-        falls = (books.falls_s(worker.worker_id, at_s, limit) for limit in (*limits_tokens, *own))
+        own = self._overload.prefill_limits(worker, self.ranks_of(worker)) if self._overload is not None else ()
+        limits, places = (*limits_tokens, *own), self._places(worker.worker_id)
+        falls = (books.falls_s(place, at_s, limit) for limit in limits for place in places)
         return min((due_s for due_s in falls if due_s is not None), default=None)
 
     def count_waiting(self, waits: Callable[[], Work]) -> None:
@@ -216,7 +217,11 @@ class Router:
 
     def ranks_of(self, worker: WorkerView) -> int:
         """Into how many places a worker is told apart, each with its share of what the worker has."""
-        return 1
+        return len(self._places(worker.worker_id))
+
+    def _places(self, worker_id: WorkerId) -> Sequence[Place]:
+        """What a worker is to this mode: one place to send requests to, or several."""
+        return (worker_id,)
 
     def refuse(self, request_id: RequestId, refusal: Refusal, at_s: float) -> Reject:
         """The order that says so, counted; where load is the reason, with a time to come again."""

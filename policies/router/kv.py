@@ -167,10 +167,6 @@ class Kv(Router):
             if self._counts.finished == _INDEX_EMPTY_AFTER and not self._index.stores:
                 self._counts.index_empty = 1
 
-    def _places(self, worker_id: WorkerId) -> Sequence[Place]:
-        """What a worker is to this mode: one place to send requests to."""
-        return (worker_id,)
-
     def _forget(self, worker_id: WorkerId) -> None:
         for place in self._places(worker_id):
             if self._guesses is not None:

@@ -72,10 +72,6 @@ class KvEngine(Kv):
 
     # ------------------------------------------------------------ ranks
 
-    def ranks_of(self, worker: WorkerView) -> int:
-        """Into how many places a worker is told apart, each with its share of what the worker has."""
-        return len(self._places(worker.worker_id))
-
     def prefill_tokens(self, worker_id: WorkerId, at_s: float) -> float:
         """Prompt tokens that were dispatched to a worker and are not computed, where it has several ranks to the one
         with fewest."""

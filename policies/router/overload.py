@@ -78,8 +78,8 @@ class Overload:
                 return Bar(ENGINE, f"full: {worker.in_flight} requests there")
         return None
 
-    def prefill_limits(self, worker: WorkerView) -> tuple[float, ...]:
-        """The limits on prompt tokens that hold for a worker."""
-        limits, budget = self.limits, worker.up.max_batched_tokens
+    def prefill_limits(self, worker: WorkerView, ranks: int = 1) -> tuple[float, ...]:
+        """The limits on prompt tokens that hold for a worker, or for one of its `ranks`."""
+        limits, budget = self.limits, (worker.up.max_batched_tokens or 0) // ranks
         share = limits.prefill_share * budget if limits.prefill_share is not None and budget else None
         return tuple(limit for limit in (limits.prefill_tokens, share) if limit is not None)

@@ -88,7 +88,7 @@ class Queued:
     def decide(self, event: Event, view: ClusterView) -> Iterable[Action]:
         if isinstance(event, RequestArrived):
             return self.send(event, view)
-        if isinstance(event, TimerFired) and event.name in (LOOK, EXPIRE):
+        if isinstance(event, TimerFired) and event.name in (LOOK, EXPIRE, CALM):
             return self._fired(event, view)
         orders: Sequence[Action] = ()
         if type(event) in self._inner.subscribes:
@@ -188,8 +188,12 @@ class Queued:
         tokens, limits = self._inner.prefill_tokens(worker.worker_id, at_s), self._limits
         if limits.prefill_busy_tokens is not None and tokens > limits.prefill_busy_tokens:
             return True
-        share, budget = limits.prefill_busy_share, (worker.up.max_batched_tokens or 0) // self._inner.ranks_of(worker)
+        share, budget = limits.prefill_busy_share, self._budget(worker)
         return share is not None and bool(budget) and tokens > share * budget
+
+    def _budget(self, worker: WorkerView) -> int:
+        """What a step takes of a worker's prompts, or of one rank's; 0 where it does not say."""
+        return (worker.up.max_batched_tokens or 0) // self._inner.ranks_of(worker)
 
     def _is_suspicious(self, up: WorkerUp) -> bool:
         pool_tokens = (up.total_blocks or 0) * up.block_size
@@ -257,7 +261,7 @@ class Queued:
 
     def _calm_of(self, worker: WorkerView, at_s: float) -> float | None:
         """When a worker's load next falls below a limit with time alone; None: never."""
-        limits, budget = [self._limits.prefill_busy_tokens], worker.up.max_batched_tokens
+        limits, budget = [self._limits.prefill_busy_tokens], self._budget(worker)
         if self._limits.prefill_busy_share is not None and budget:
             limits.append(self._limits.prefill_busy_share * budget)
         return self._inner.calm_s(worker, at_s, [limit for limit in limits if limit is not None])
