@@ -4,11 +4,12 @@ with tiers below devices, late events and leaps; in random histories; and on rec
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import pytest
 import toy
 from builders import Scene, router, worker
 from engine_words import EngineScene
@@ -178,12 +179,38 @@ def seen_for(scene: Scene, prompt: list[int]) -> list[object]:
 # ---------------------------------------------------------------- recorded traffic
 
 
-def test_decisions_are_the_same_on_recorded_conversations(shared: Path, tmp_path: Path) -> None:
+LEGS = """
+[[workers]]
+name = "p"
+count = 2
+role = "prefill"
+
+[[workers]]
+name = "d"
+count = 2
+role = "decode"
+"""
+CLUSTERS: Mapping[str, tuple[str, ...]] = {
+    "plain": (),
+    "late": ("observe.kv_event_lag_s=0.02",),
+    "several routers": ("replicas.count=2", "replicas.sync_delay_s=0.005", "replicas.kv_event_lag_s=0.01"),
+    "two legs": ("disaggregation.conditional=isl", "router.queue.prefill_busy_tokens=8000"),
+    "tiers": ("workers.kvbm.cpu_cache_gb=40", "workers.kvbm.disk_cache_gb=100", "workers.engine.kv_blocks=20000"),
+    "sglang": ("workers.engine.kind=sglang", "workers.engine.block_size=16"),
+}
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS)
+def test_decisions_are_the_same_on_recorded_conversations(shared: Path, tmp_path: Path, cluster: str) -> None:
     trace = shared / "traces/mooncake/mooncake_conversation.0-45min.parquet"
+    config = None
+    if cluster == "two legs":
+        config = tmp_path / "legs.toml"
+        config.write_text(LEGS)
     tables = []
     for index in ("simulated", "engine"):
-        sets = ["router.mode=kv", f"router.index={index}", "observe.kv_event_lag_s=0.02", "trace.limit=600"]
-        done = toy.run(trace, tmp_path / index, *sets)
+        sets = ["router.mode=kv", f"router.index={index}", "trace.limit=300", *CLUSTERS[cluster]]
+        done = toy.run(trace, tmp_path / index, *sets, config_file=config)
         tables.append([pq.read_table(done.folder / f"{name}.parquet") for name in ("decisions", "requests", "steps")])
     for one, two in zip(*tables, strict=True):
         assert one.equals(two)
