@@ -25,8 +25,8 @@ from collections.abc import Iterator, Sequence
 from measure import alternate, median, shared, show
 
 from policies.cluster.events import WorkerUp
-from policies.cluster.ids import BlockHash, Role, WorkerId
-from policies.cluster.kv_events import IndexDump, KvRemoved, KvStored, RankId
+from policies.cluster.ids import BlockHash, RankId, Role, WorkerId
+from policies.cluster.kv_events import IndexDump, KvRemoved, KvStored
 from policies.router.chains.index import ChainIndex
 from policies.router.chains.live import LiveIndex
 

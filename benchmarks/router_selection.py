@@ -30,8 +30,8 @@ from router_kv import settings
 
 from policies.cluster.events import WorkerUp
 from policies.cluster.hashing import chain_hashes, local_hashes
-from policies.cluster.ids import BlockHash, RequestId, Role, WorkerId
-from policies.cluster.kv_events import IndexDump, KvStored, RankId
+from policies.cluster.ids import BlockHash, RankId, RequestId, Role, WorkerId
+from policies.cluster.kv_events import IndexDump, KvStored
 from policies.router import cost
 from policies.router.books import Books
 from policies.router.chains.live import LiveIndex

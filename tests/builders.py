@@ -243,8 +243,12 @@ class Scene:
         """Blocks lo .. len(keys) of that content are in a worker's cache from now on."""
         self.post(BlocksStored(at_s=self.next_s, worker_id=WorkerId(worker_id), runs=self._runs(keys, lo), tier=tier))
 
-    def removed(self, worker_id: int, keys: Sequence[int], lo: int = 0) -> None:
-        self.post(BlocksRemoved(at_s=self.next_s, worker_id=WorkerId(worker_id), runs=self._runs(keys, lo)))
+    def removed(self, worker_id: int, keys: Sequence[int], lo: int = 0, tier: Tier = Tier.G1_DEVICE) -> None:
+        self.post(BlocksRemoved(at_s=self.next_s, worker_id=WorkerId(worker_id), runs=self._runs(keys, lo), tier=tier))
+
+    def named(self, event: RequestArrived) -> RequestArrived:
+        """A request as a router here is told of it."""
+        return event
 
     def cleared(self, worker_id: int, tier: Tier | None = None) -> None:
         self.post(BlocksCleared(at_s=self.next_s, worker_id=WorkerId(worker_id), tier=tier))

@@ -11,6 +11,7 @@ from policies.cluster.actions import Action, Dispatch
 from policies.cluster.controller import Controller, Policy
 from policies.cluster.events import BlocksCleared, BlocksRemoved, BlocksStored, Event, RequestArrived
 from policies.cluster.ids import Tier, WorkerId
+from policies.cluster.invariants import Invariants
 from policies.cluster.state import ClusterView
 from twin.engine.settings import EngineSettings, SglangSettings
 from twin.mocker.clock import Clock, Order
@@ -123,13 +124,17 @@ class CacheWatcher:
 
 
 class EventLog:
-    """A journal sink that keeps what became of requests and workers, checking the clock on the way."""
+    """A journal sink that keeps what became of requests and workers, checking the clock on the way, and with
+    `strict` every invariant."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, strict: bool = False) -> None:
         self.events: list[tuple] = []
         self._last_s = 0.0
+        self._invariants = Invariants() if strict else None
 
     def note(self, event: Event, actions: Sequence[Action]) -> None:
+        if self._invariants is not None:
+            self._invariants.observe(event, actions)
         assert event.at_s >= self._last_s, f"the clock went back from {self._last_s} to {event!r}"
         self._last_s = event.at_s
         if not isinstance(event, RequestArrived | BlocksStored | BlocksRemoved):
@@ -200,10 +205,12 @@ def simulate(
     tiers: Sequence[TierPlan] | None = None,
     links: Sequence[Link] = (),
     before: Callable[[MockWorld], None] = lambda world: None,
+    strict: bool = False,
 ) -> Seen:
     """Run to the end and check the books of every pool. `events` come from outside, each at its time; `tiers` below
-    each worker's device move blocks over `links`; `before` sees the world before it runs."""
-    log = EventLog()
+    each worker's device move blocks over `links`; `before` sees the world before it runs; with `strict` the invariants
+    watch."""
+    log = EventLog(strict=strict)
     watcher = CacheWatcher()
     watching: tuple[Policy, ...] = (watcher,) if kv_events else ()
     controller = Controller([*watching, *(policies if policies is not None else [InTurn()])], log)

@@ -580,6 +580,15 @@ class RouterConfig:
         above=0,
         absent="only what events tell counts",
     )
+    index: str = _key(
+        "simulated",
+        "whose block events tell what is cached: the simulator's own, or such as engines send (numbered, in ids of "
+        "their own, told again when lost)",
+        choices=("simulated", "engine"),
+    )
+    route_ranks: bool = _key(
+        False, "choose among the data-parallel ranks of a worker too; false: each worker takes them in turn"
+    )
     decode_basis: str = _key("potential", "blocks after adding the request, or before", choices=("potential", "active"))
     prefill_tokens_per_s: float | None = _key(
         None,
@@ -648,6 +657,11 @@ class ObserveConfig:
 
     report_lag_s: float = _key(0.0, "delay of the workers' load reports", low=0, high=LONGEST_S)
     kv_event_lag_s: float = _key(0.0, "delay of the workers' KV events", low=0, high=LONGEST_S)
+    kv_replay_events: int = _key(
+        10_000, "KV events that a rank can send again; of older ones it sends all that it holds", low=1, high=LARGEST
+    )
+    kv_dump_block_s: float = _key(20e-6, "time that each block adds to such an answer", low=0, high=LONGEST_S)
+    kv_dump_gb_per_s: float = _key(1.0, "how fast such an answer comes, GB = 1e9 bytes, 32 bytes a block", above=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

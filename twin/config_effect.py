@@ -274,6 +274,8 @@ def _router(config: Config) -> Iterator[tuple[str, str]]:
             yield f"router.{name}", f"mode {router.mode} does not read it"
         elif why := _of_guesses(router, name):
             yield f"router.{name}", why
+        elif name == "route_ranks" and all(group.dp == 1 for group in config.workers):
+            yield f"router.{name}", "every worker has one rank (dp = 1)"
         elif name in TIERS and not any(TIERS[name][1](group.kvbm) for group in config.workers):
             yield f"router.{name}", f"no worker has {TIERS[name][0]} below its device ([workers.kvbm])"
         elif name == "track_output_blocks":
@@ -296,6 +298,8 @@ def _of_guesses(router: RouterConfig, name: str) -> str | None:
     """Why a key of mode kv changes nothing: what it reads is told by events, or guessed, and the other is asked for."""
     if router.use_kv_events:
         return "use_kv_events is on, so what is cached is not guessed" if name in _GUESS_KEYS else None
+    if name == "index" and not router.route_ranks:
+        return "use_kv_events is off, so nobody tells what is cached"
     if name in TIERS:
         return "use_kv_events is off, so nobody tells what lies below a worker's device"
     if name == "predicted_ttl_s":
@@ -429,5 +433,8 @@ def _observe(config: Config) -> Iterator[tuple[str, str]]:
     if config.observe.kv_event_lag_s and not (mode == "kv" and config.router.use_kv_events):
         reason = "router.use_kv_events is off" if mode == "kv" else f"the mode is {mode}"
         yield "observe.kv_event_lag_s", f"no policy of this run listens to KV events ({reason})"
+    if not (mode == "kv" and config.router.use_kv_events and config.router.index == "engine"):
+        for name in _changed(config.observe, ("kv_replay_events", "kv_dump_block_s", "kv_dump_gb_per_s")):
+            yield f"observe.{name}", "nobody asks workers again: router.index is not engine, or its mode not kv"
     if config.observe.report_lag_s:
         yield "observe.report_lag_s", f"no policy of this run reads load reports (the mode is {mode})"

@@ -432,10 +432,7 @@ def _world(
         router=config.router.mode,
         key_tokens=trace.info.hash_block_tokens,
         concurrency=config.trace.concurrency,
-        observe=Observation(
-            report_lag_s=config.observe.report_lag_s,
-            kv_event_lag_s=config.observe.kv_event_lag_s,
-        ),
+        observe=_observation(config),
         loses_events=(drill is not None and drill.loses_events) or config.replicas.kv_event_lag_s > 0.0,
         sync=_sync(config),
         handoff=_handoff(config, groups, links),
@@ -446,6 +443,21 @@ def _world(
     if drill is not None:
         drill.start(world)
     return world
+
+
+def _observation(config: Config) -> Observation:
+    observe, router = config.observe, config.router
+    if router.index != "engine":
+        return Observation(report_lag_s=observe.report_lag_s, kv_event_lag_s=observe.kv_event_lag_s)
+    return Observation(
+        report_lag_s=observe.report_lag_s,
+        kv_event_lag_s=observe.kv_event_lag_s,
+        engine_events=True,
+        ranks_apart=router.route_ranks,
+        kv_replay_events=observe.kv_replay_events,
+        kv_dump_block_s=observe.kv_dump_block_s,
+        kv_dump_bytes_per_s=observe.kv_dump_gb_per_s * 1e9,
+    )
 
 
 def _hindsight(policy: Policy, config: Config, trace: Trace) -> Hindsight:

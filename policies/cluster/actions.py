@@ -13,7 +13,10 @@ from policies.cluster.ids import FenceCause, Leg, RequestId, WorkerId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One worker as a decision saw it; blocks and tokens as the names say, `why_not` None when eligible."""
+    """One worker as a decision saw it, or one rank of it where the router chooses among ranks; blocks and tokens as the
+    names say, `why_not` None when eligible. `index_mode`: how far what it has cached is known (live, recovering,
+    degraded), where its engine tells that itself.
+    """
 
     worker_id: WorkerId
     in_flight: int
@@ -25,6 +28,8 @@ class Candidate:
     active_prefill_tokens: float = 0
     active_requests: int = 0
     why_not: str | None = None
+    dp_rank: int | None = None
+    index_mode: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +45,7 @@ class Dispatch(Action):
     `WorkerLost`; a prefill leg ends with `PrefillDone`.
 
     `rule` names what decided (min, tie, softmax, rr, hint, ...). `candidates` is filled only when explanations are
-    asked for.
+    asked for. `dp_rank` is the rank that it must run on (None: the worker chooses).
     """
 
     request_id: RequestId
@@ -49,6 +54,7 @@ class Dispatch(Action):
     leg: Leg = Leg.AGG
     overlap_blocks: int = 0
     candidates: tuple[Candidate, ...] = ()
+    dp_rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +179,8 @@ class Probe(Action):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestIndexReplay(Action):
     """Have a rank's events `from_id` to `to_id` told again. Ends with `IndexReplay`, `IndexDump` (those events are
-    gone, here is everything) or `IndexRecoveryFailed` of the same `ask`, or with the loss of the worker.
+    gone, here is everything) or `IndexRecoveryFailed` of the same `ask`, or with the loss of the worker. `origin` is
+    the router that asks, among several.
     """
 
     worker_id: WorkerId
@@ -182,18 +189,20 @@ class RequestIndexReplay(Action):
     ask: int
     from_id: int
     to_id: int
+    origin: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestIndexDump(Action):
     """Have all told that a rank holds. Ends with `IndexDump`, `IndexReplay` (of every event since number 0) or
-    `IndexRecoveryFailed` of the same `ask`, or with the loss of the worker.
+    `IndexRecoveryFailed` of the same `ask`, or with the loss of the worker. `origin` is the router that asks.
     """
 
     worker_id: WorkerId
     dp_rank: int
     epoch: int
     ask: int
+    origin: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

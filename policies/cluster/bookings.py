@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from policies.cluster.blocks import BlockPath
-from policies.cluster.ids import Leg, WorkerId
+from policies.cluster.ids import BlockHash, Leg, WorkerId
 
 
 class BookingStep(Enum):
@@ -36,8 +36,8 @@ class BookingOp:
     """One step of the booking of a leg. `booking` is the name under which the request draws: another one for each
     attempt.
 
-    The rest belongs to `ADD`: where the request went, its prompt (`isl` tokens, the content of its blocks), and how
-    many of these blocks the worker had.
+    The rest belongs to `ADD`: where the request went (`dp_rank` None: the worker chose), its prompt (`isl` tokens, the
+    content of its blocks, by local hashes too where engines tell of theirs), and how many of these the worker had.
     """
 
     step: BookingStep
@@ -47,3 +47,5 @@ class BookingOp:
     isl: int = 0
     blocks: BlockPath | None = None
     overlap_blocks: int = 0
+    dp_rank: int | None = None
+    local_hashes: tuple[BlockHash, ...] | None = None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from policies.cluster.blocks import BlockPath, BlockRun
 from policies.cluster.bookings import BookingOp, SyncKind
 from policies.cluster.draws import attempt_key
-from policies.cluster.ids import FenceCause, LossCause, ProbeResult, RequestId, Role, Tier, Trait, WorkerId
+from policies.cluster.ids import BlockHash, FenceCause, LossCause, ProbeResult, RequestId, Role, Tier, Trait, WorkerId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,8 @@ class RequestArrived(RequestEvent):
     `isl` is the prompt length in tokens. `blocks` is the content of its complete prompt blocks in the router's block
     size, None when nothing is known of the content (it then shares nothing). `max_tokens` is the client's budget.
     `priority` is how many seconds it jumps ahead in a queue. `worker_hint` is a worker that the client asked for by id.
-    `tenant` is whose it is. `traits` are what its answer must keep.
+    `tenant` is whose it is. `traits` are what its answer must keep. `local_hashes` name the content of those blocks as
+    engines' events do, one each, where somebody listens to these (`kv_events`).
     """
 
     isl: int
@@ -87,6 +88,7 @@ class RequestArrived(RequestEvent):
     tenant: str | None = None
     hints: Hints | None = None
     traits: tuple[Trait, ...] = ()
+    local_hashes: tuple[BlockHash, ...] | None = None
 
     @property
     def draw_id(self) -> str:

@@ -32,6 +32,7 @@ _TRACE_TOKEN_MASK = 0x7FFF_FFFF
 
 _hash = xxhash.xxh3_64_intdigest
 _pair = struct.Struct("<2Q").pack
+_run = struct.Struct("<Q2I").pack
 
 
 def base_seed(lora: str | None = None, namespace: str | None = None) -> int:
@@ -119,6 +120,26 @@ def trace_tokens(hash_ids: Sequence[int], key_tokens: int, isl: int) -> list[int
         & _TRACE_TOKEN_MASK
         for i in range(isl)
     ]
+
+
+def trace_hashes(keys: Sequence[int], first_key: int, key_tokens: int, block_size: int, lo: int, hi: int) -> list[int]:
+    """Local hashes of blocks `lo` to `hi` of a trace's prompt, without its tokens: `keys` are its hash ids from the
+    `first_key`-th on, `key_tokens` tokens each.
+
+    A block is hashed by the stretches of hash ids that it covers. Of two blocks at the same place these are equal
+    exactly when their tokens (`trace_tokens`) are.
+    """
+    found = []
+    for block in range(lo, hi):
+        at, end = block * block_size, (block + 1) * block_size
+        runs = b""
+        while at < end:
+            key, offset = divmod(at, key_tokens)
+            upto = min(end, at - offset + key_tokens)
+            runs += _run(keys[key - first_key] & _U64_MASK, offset, offset + upto - at)
+            at = upto
+        found.append(_hash(runs, BASE_SEED))
+    return found
 
 
 def _check_block_size(block_size: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import NewType
+from typing import NamedTuple, NewType, TypeAlias
 
 WorkerId = NewType("WorkerId", int)
 """Identity of a worker: an integer, unique for a run, in order of start. Its display name is in the view."""
@@ -13,6 +13,17 @@ RequestId = NewType("RequestId", str)
 
 BlockHash = NewType("BlockHash", int)
 """Chained 64-bit hash of a KV block: names its content and everything before it."""
+
+
+class RankId(NamedTuple):
+    """One data-parallel rank of a worker: what a request is really sent to, and what holds blocks."""
+
+    worker_id: WorkerId
+    dp_rank: int
+
+
+Place: TypeAlias = WorkerId | RankId
+"""Where a request can be sent: a worker, or one rank of it where the router chooses among its ranks."""
 
 
 class Role(Enum):

@@ -123,6 +123,20 @@ ADAPTER = Rule(
 
 RULES = (CLOCK, CAUSE, LIFE, CONSERVED, LIVE, IN_FLIGHT, ANSWERED, SOURCE, BLOCKS, DRAINED, ADAPTER)
 
+
+class _Ask(NamedTuple):
+    """Which request to tell blocks again: of which rank and registration, by which router, its number."""
+
+    dp_rank: int
+    epoch: int
+    origin: int
+    ask: int
+
+
+def _ask(of: RequestIndexReplay | RequestIndexDump | IndexAnswer) -> _Ask:
+    return _Ask(of.dp_rank, of.epoch, of.origin, of.ask)
+
+
 _STORY_PAIRS = 64
 """How many of the last (event, actions) pairs a story is told from."""
 
@@ -181,7 +195,7 @@ class Invariants:
         self._fencing: set[tuple[WorkerId, FenceCause, bool]] = set()  # ordered, and no event yet
         self._probed: dict[WorkerId, int] = {}  # probes under way, by epoch
         self._timers: dict[str, tuple[float, bool]] = {}
-        self._asks: dict[WorkerId, set[tuple[int, int, int]]] = {}  # requests to tell blocks: rank, epoch, number
+        self._asks: dict[WorkerId, set[_Ask]] = {}  # requests to tell blocks
         self._past: deque[tuple[Event, tuple[Action, ...]]] = deque(maxlen=_STORY_PAIRS)
 
     def observe(self, event: Event, actions: Sequence[Action]) -> None:
@@ -341,7 +355,7 @@ class Invariants:
                 if worker_id in self._on:
                     if event.epoch <= self._epochs[worker_id]:
                         raise broken(LIVE, f"{event!r}, which is up already", self._story(worker_id))
-                    begun = {ask for ask in self._asks.get(worker_id, ()) if ask[1] >= event.epoch}
+                    begun = {ask for ask in self._asks.get(worker_id, ()) if ask.epoch >= event.epoch}
                     self._drop(worker_id)
                     self._asks[worker_id] = begun  # its own events came before it
                 self._on[worker_id] = set()
@@ -365,7 +379,7 @@ class Invariants:
                 self._drop(worker_id)
             case IndexAnswer():
                 asks = self._asks.get(worker_id, set())
-                ask = (event.dp_rank, event.epoch, event.ask)
+                ask = _ask(event)
                 if ask not in asks:
                     raise broken(
                         ANSWERED, f"{event!r}, open for this worker are {sorted(asks)}", self._story(worker_id)
@@ -446,7 +460,7 @@ class Invariants:
     def _on_ask(self, action: RequestIndexReplay | RequestIndexDump) -> None:
         """A request to have a rank's blocks told again; its number is used once."""
         asks = self._asks.setdefault(action.worker_id, set())
-        ask = (action.dp_rank, action.epoch, action.ask)
+        ask = _ask(action)
         if action.worker_id not in self._on:
             raise broken(LIVE, f"{action!r}, and the worker is not up", self._story(action.worker_id))
         if ask in asks:

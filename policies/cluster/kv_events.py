@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple
 
 from policies.cluster.events import WorkerEvent
-from policies.cluster.ids import BlockHash, Tier, WorkerId
+from policies.cluster.ids import BlockHash, RankId, Tier
 
 _G1 = ("GPU", "DEVICE")
 _G2 = ("CPU", "CPU_PINNED", "CPU_TIER1")
@@ -25,13 +24,6 @@ TIER_OF_MEDIUM: Mapping[str, Tier] = MappingProxyType(
     {name: tier for tier, names in zip(Tier, (_G1, _G2, _G3, _G4), strict=True) for name in names}
 )
 """Tier of what engines call the place of a block. Of any other name an adapter makes a `KvRefused`."""
-
-
-class RankId(NamedTuple):
-    """One data-parallel rank of a worker: what a request is really sent to, and what holds blocks."""
-
-    worker_id: WorkerId
-    dp_rank: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,9 +117,10 @@ class DumpEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexAnswer(RankEvent):
-    """What became of the request number `ask` about a rank."""
+    """What became of the request number `ask` of router `origin` about a rank."""
 
     ask: int
+    origin: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from policies.cluster.events import (
     WorkerLost,
     WorkerUp,
 )
-from policies.cluster.ids import Leg, RequestId, Role, WorkerId
+from policies.cluster.ids import Leg, Place, RankId, RequestId, Role, WorkerId
 from policies.cluster.state import ClusterView, WorkerView
 from policies.router.books import Books, DecayingBooks
 from policies.router.select import BUSY, ENGINE, Bar, Refusal, lacks, unfit, why_not
@@ -48,12 +48,14 @@ _ACCOUNTED: frozenset[type[Event]] = frozenset({PrefillDone, FirstToken, Request
 
 
 class Choice(NamedTuple):
-    """One of the live workers (`at` is its index), what decided (`rule`) and a text for the log."""
+    """One of the live workers (`at` is its index), what decided (`rule`) and a text for the log. `dp_rank` is the rank
+    that it is to run on (None: the worker chooses)."""
 
     at: int
     rule: str
     reason: str
     overlap_blocks: int = 0
+    dp_rank: int | None = None
 
 
 class Router:
@@ -92,8 +94,7 @@ class Router:
             self._last_up = max(event.worker_id, self._last_up or event.worker_id)
         if self._tracks:
             self._track(event)
-        self._learn(event)
-        return ()
+        return self._learn(event) or ()
 
     def counters(self) -> dict[str, int]:
         """Counts for the report: `decisions`, `rejected_<code>`, and those of the mode."""
@@ -195,14 +196,23 @@ class Router:
         books = self._books
         if not isinstance(books, DecayingBooks):
             return None
-        own = self._overload.prefill_limits(worker) if self._overload is not None else ()
-        falls = (books.falls_s(worker.worker_id, at_s, limit) for limit in (*limits_tokens, *own))
+        own = self._overload.prefill_limits(worker, self.ranks_of(worker)) if self._overload is not None else ()
+        limits, places = (*limits_tokens, *own), self._places(worker.worker_id)
+        falls = (books.falls_s(place, at_s, limit) for limit in limits for place in places)
         return min((due_s for due_s in falls if due_s is not None), default=None)
 
     def count_waiting(self, waits: Callable[[], Work]) -> None:
         """A queue stands in front of this router: what waits there is ahead of whoever is refused."""
         assert self._pace is not None
         self._pace.waiting = waits
+
+    def ranks_of(self, worker: WorkerView) -> int:
+        """Into how many places a worker is told apart, each with its share of what the worker has."""
+        return len(self._places(worker.worker_id))
+
+    def _places(self, worker_id: WorkerId) -> Sequence[Place]:
+        """What a worker is to this mode: one place to send requests to, or several."""
+        return (worker_id,)
 
     def refuse(self, request_id: RequestId, refusal: Refusal, at_s: float) -> Reject:
         """The order that says so, counted; where load is the reason, with a time to come again."""
@@ -212,12 +222,12 @@ class Router:
             again_s = self._pace.retry_after_s(at_s, self._books, by_prompts=refusal.by_prompts)
         return Reject(request_id=request_id, code=refusal.code, reason=refusal.reason, retry_after_s=again_s)
 
-    def peer_sent(self, event: RequestArrived, worker_id: WorkerId, overlap_blocks: int, leg: Leg = Leg.AGG) -> None:
+    def peer_sent(self, event: RequestArrived, place: Place, overlap_blocks: int, leg: Leg = Leg.AGG) -> None:
         """Another router sent a request to a worker: it is booked as if this one had. Its end comes like any other."""
         self._now(event.at_s)
-        self._sent(event, worker_id, overlap_blocks)
+        self._sent(event, place, overlap_blocks)
         if self._accounts:
-            self._book(event, worker_id, overlap_blocks)
+            self._book(event, place, overlap_blocks)
         if self._pace is not None:
             self._pace.begin(event.at_s)
 
@@ -227,15 +237,15 @@ class Router:
         """One of `live`, which is sorted by id and not empty."""
         raise NotImplementedError
 
-    def _learn(self, event: Event) -> None:
-        """Take in a subscribed event that is not an arrival."""
+    def _learn(self, event: Event) -> Sequence[Action] | None:
+        """Take in a subscribed event that is not an arrival; what must be ordered for it, if anything."""
 
-    def _overlap_blocks(self, event: RequestArrived, worker_id: WorkerId) -> int:
+    def _overlap_blocks(self, event: RequestArrived, place: Place) -> int:
         """Blocks of the prompt that a worker has cached, as far as this mode knows."""
         return 0
 
-    def _sent(self, event: RequestArrived, worker_id: WorkerId, overlap_blocks: int) -> None:
-        """The request goes to this worker."""
+    def _sent(self, event: RequestArrived, place: Place, overlap_blocks: int) -> None:
+        """The request goes to this worker, or this rank of it."""
 
     def _explain(self, event: RequestArrived, live: tuple[WorkerView, ...]) -> list[Candidate]:
         """The live workers as this mode saw them when it chose; asked before `_sent`."""
@@ -281,15 +291,15 @@ class Router:
         elif isinstance(event, WorkerLost | WorkerUp):
             books.lose(event.worker_id)
 
-    def _book(self, event: RequestArrived, worker_id: WorkerId, overlap_blocks: int) -> None:
-        """Note what a request brings to its worker."""
+    def _book(self, event: RequestArrived, place: Place, overlap_blocks: int) -> None:
+        """Note what a request brings to its worker, or to its rank."""
         settings, path, own_blocks = self.settings, None, 0
         if settings.track_active_blocks:
             path = self._shared_path(event)
             own_blocks = event.isl // settings.block_size if path is None else 0
         prefill_tokens = event.isl - overlap_blocks * settings.block_size if settings.track_prefill_tokens else 0
         assert self._books is not None
-        self._books.book(event.request_id, worker_id, path, own_blocks, prefill_tokens)
+        self._books.book(event.request_id, place, path, own_blocks, prefill_tokens)
 
     def _shared_path(self, event: RequestArrived) -> BlockPath | None:
         """The blocks that open requests can share with this one; None when there is no telling, or no sharing."""
@@ -311,10 +321,10 @@ class Router:
             choice = self._free(event, live, view)
         if isinstance(choice, Refusal):
             return self.refuse(event.request_id, choice, event.at_s)
-        worker_id = live[choice.at].up.worker_id
+        worker_id, dp_rank = live[choice.at].up.worker_id, choice.dp_rank
         candidates = self._candidates(event, live, view) if self._explains else ()
         self._decisions += 1
-        self._sent(event, worker_id, choice.overlap_blocks)
+        self._sent(event, worker_id if dp_rank is None else RankId(worker_id, dp_rank), choice.overlap_blocks)
         if tracks:
             self._track_sent(event, worker_id, choice.overlap_blocks)
         return Dispatch(
@@ -325,6 +335,7 @@ class Router:
             reason=choice.reason,
             overlap_blocks=choice.overlap_blocks,
             candidates=candidates,
+            dp_rank=dp_rank,
         )
 
     def _track_sent(self, event: RequestArrived, worker_id: WorkerId, overlap_blocks: int) -> None:
@@ -475,7 +486,7 @@ class Router:
             for worker_id, worker in view.workers.items()
             if worker not in live and (bar := self._bar(worker, event)) is not None
         ]
-        return tuple(sorted(told + barred, key=lambda candidate: candidate.worker_id))
+        return tuple(sorted(told + barred, key=lambda one: (one.worker_id, one.dp_rank or 0)))
 
 
 def _by_prompts(bar: Bar) -> bool | None:

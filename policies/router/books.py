@@ -2,7 +2,7 @@
 
 A request is booked when it is dispatched, its prompt tokens count until its first token, and everything is freed at its
 end or when the worker is lost; any of these may come late or twice. Blocks of prompts that share a prefix count once
-per worker. Nothing is ever freed by age, and after a drain everything is zero.
+per worker (per rank, where ranks are chosen among). Nothing is ever freed by age, and after a drain everything is zero.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 from policies.cluster.blocks import NO_BLOCKS, BlockPath, Branch
-from policies.cluster.ids import RequestId, WorkerId
+from policies.cluster.ids import Place, RequestId
 from policies.errors import InvariantError
 from policies.router.walk import Ends, depths
 
@@ -26,10 +26,10 @@ class Load:
     `spared_blocks` are what answers that are known to end soon take off the blocks, where their length is known.
     """
 
-    __slots__ = ("_ends", "blocks", "prefill_tokens", "requests", "spared_blocks", "worker_id")
+    __slots__ = ("_ends", "blocks", "place", "prefill_tokens", "requests", "spared_blocks")
 
-    def __init__(self, worker_id: WorkerId) -> None:
-        self.worker_id = worker_id
+    def __init__(self, place: Place) -> None:
+        self.place = place
         self.blocks = 0
         self.prefill_tokens = 0
         self.requests = 0
@@ -37,7 +37,7 @@ class Load:
         self._ends: dict[Branch, list[int]] = {}  # per branch: where each open request leaves it, ascending
 
     def __repr__(self) -> str:
-        return f"Load({self.worker_id}: {self.prefill_tokens} tokens, {self.blocks} blocks, {self.requests} requests)"
+        return f"Load({self.place}: {self.prefill_tokens} tokens, {self.blocks} blocks, {self.requests} requests)"
 
 
 class _Booking:
@@ -71,7 +71,7 @@ class Books:
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._ends: Ends = {}
-        self._loads: dict[WorkerId, Load] = {}
+        self._loads: dict[Place, Load] = {}
         self._bookings: dict[RequestId, _Booking] = {}
         self.unknown_frees = 0
 
@@ -83,7 +83,7 @@ class Books:
         return request_id in self._bookings
 
     @property
-    def loads(self) -> Mapping[WorkerId, Load]:
+    def loads(self) -> Mapping[Place, Load]:
         return self._loads
 
     @property
@@ -92,20 +92,20 @@ class Books:
         per_worker = sum(len(load._ends) for load in self._loads.values())
         return len(self._bookings) + len(self._ends) + per_worker
 
-    def load(self, worker_id: WorkerId) -> Load:
+    def load(self, place: Place) -> Load:
         """The open work of a worker, which is empty for one not seen before."""
-        load = self._loads.get(worker_id)
+        load = self._loads.get(place)
         if load is None:
-            load = self._loads[worker_id] = Load(worker_id)
+            load = self._loads[place] = Load(place)
         return load
 
-    def depths(self, path: BlockPath) -> dict[WorkerId, int]:
+    def depths(self, path: BlockPath) -> dict[Place, int]:
         """Leading blocks of `path` that open requests of each worker already use; none: left out."""
         return depths(self._ends, path)
 
-    def prefill_tokens(self, worker_id: WorkerId) -> float:
+    def prefill_tokens(self, place: Place) -> float:
         """Prompt tokens that a worker has still to compute."""
-        load = self._loads.get(worker_id)
+        load = self._loads.get(place)
         return load.prefill_tokens if load is not None else 0
 
     def prompt_tokens_of(self, request_id: RequestId) -> int:
@@ -113,14 +113,14 @@ class Books:
         booking = self._bookings.get(request_id)
         return booking.prefill_tokens if booking is not None and booking.load is not None else 0
 
-    def prefills(self, worker_ids: Iterable[WorkerId]) -> list[float]:
+    def prefills(self, places: Iterable[Place]) -> list[float]:
         """The same for several workers."""
-        return [self.prefill_tokens(worker_id) for worker_id in worker_ids]
+        return [self.prefill_tokens(place) for place in places]
 
     def book(
         self,
         request_id: RequestId,
-        worker_id: WorkerId,
+        place: Place,
         path: BlockPath | None,
         own_blocks: int,
         prefill_tokens: int,
@@ -129,7 +129,7 @@ class Books:
         earlier = self._bookings.get(request_id)
         if earlier is not None and earlier.load is not None:
             raise InvariantError(f"request {request_id!r} is booked already; free it before it is sent again")
-        load = self.load(worker_id)
+        load = self.load(place)
         booking = _Booking(load, path or NO_BLOCKS, own_blocks, prefill_tokens)
         self._bookings[request_id] = booking
         load.requests += 1
@@ -184,13 +184,13 @@ class Books:
             booking.path = NO_BLOCKS
             self._bookings[request_id] = booking
 
-    def lose(self, worker_id: WorkerId) -> None:
+    def lose(self, place: Place) -> None:
         """A worker is gone: its work is freed at once, the ends of its requests may still come."""
-        load = self._loads.pop(worker_id, None)
+        load = self._loads.pop(place, None)
         if load is None:
             return
         for branch in load._ends:
-            self._forget(branch, worker_id)
+            self._forget(branch, place)
         for booking in self._bookings.values():
             if booking.load is load:
                 booking.load = None
@@ -217,7 +217,7 @@ class Books:
             here = self._ends.get(branch)
             if here is None:
                 here = self._ends[branch] = {}
-            here[load.worker_id] = end
+            here[load.place] = end
         return grown
 
     def _leave(self, load: Load, path: BlockPath) -> int:
@@ -228,18 +228,18 @@ class Books:
             if len(ends) == 1:
                 del load._ends[branch]
                 shrunk += end - branch.start
-                self._forget(branch, load.worker_id)
+                self._forget(branch, load.place)
             elif end == ends[-1]:
                 ends.pop()
                 shrunk += end - ends[-1]
-                self._ends[branch][load.worker_id] = ends[-1]
+                self._ends[branch][load.place] = ends[-1]
             else:
                 del ends[bisect_left(ends, end)]
         return shrunk
 
-    def _forget(self, branch: Branch, worker_id: WorkerId) -> None:
+    def _forget(self, branch: Branch, place: Place) -> None:
         here = self._ends[branch]
-        del here[worker_id]
+        del here[place]
         if not here:
             del self._ends[branch]
 
@@ -267,27 +267,27 @@ class DecayingBooks(Books):
         super().__init__(block_size)
         self.tokens_per_s = tokens_per_s
         self.now_s = 0.0
-        self._prompts: dict[WorkerId, _Prompts] = {}
-        self._where: dict[RequestId, WorkerId] = {}
+        self._prompts: dict[Place, _Prompts] = {}
+        self._where: dict[RequestId, Place] = {}
 
     @property
     def size(self) -> int:
         return super().size + len(self._prompts) + len(self._where)
 
-    def prefill_tokens(self, worker_id: WorkerId) -> float:
-        line = self._prompts.get(worker_id)
+    def prefill_tokens(self, place: Place) -> float:
+        line = self._prompts.get(place)
         if line is None:
             return 0
         computed = self.tokens_per_s * (self.now_s - line.since_s)
-        return super().prefill_tokens(worker_id) - min(next(iter(line.tokens.values())), max(computed, 0.0))
+        return super().prefill_tokens(place) - min(next(iter(line.tokens.values())), max(computed, 0.0))
 
-    def falls_s(self, worker_id: WorkerId, at_s: float, limit_tokens: float) -> float | None:
+    def falls_s(self, place: Place, at_s: float, limit_tokens: float) -> float | None:
         """When `prefill_tokens` of a worker, now above a limit, falls to it with time alone; None: it does not."""
-        line = self._prompts.get(worker_id)
+        line = self._prompts.get(place)
         self.now_s = at_s
-        if line is None or self.prefill_tokens(worker_id) <= limit_tokens:
+        if line is None or self.prefill_tokens(place) <= limit_tokens:
             return None
-        over_tokens = super().prefill_tokens(worker_id) - limit_tokens
+        over_tokens = super().prefill_tokens(place) - limit_tokens
         if over_tokens > next(iter(line.tokens.values())):
             return None  # more than the prompt that shrinks
         return max(line.since_s + over_tokens / self.tokens_per_s, at_s) + _AFTER_S
@@ -295,20 +295,20 @@ class DecayingBooks(Books):
     def book(
         self,
         request_id: RequestId,
-        worker_id: WorkerId,
+        place: Place,
         path: BlockPath | None,
         own_blocks: int,
         prefill_tokens: int,
     ) -> None:
-        super().book(request_id, worker_id, path, own_blocks, prefill_tokens)
+        super().book(request_id, place, path, own_blocks, prefill_tokens)
         if not prefill_tokens:
             return
-        line = self._prompts.get(worker_id)
+        line = self._prompts.get(place)
         if line is None:
-            line = self._prompts[worker_id] = _Prompts()
+            line = self._prompts[place] = _Prompts()
             line.since_s = self.now_s
         line.tokens[request_id] = prefill_tokens
-        self._where[request_id] = worker_id
+        self._where[request_id] = place
 
     def prefill_done(self, request_id: RequestId) -> None:
         super().prefill_done(request_id)
@@ -318,19 +318,19 @@ class DecayingBooks(Books):
         super().free(request_id)
         self._computed(request_id)
 
-    def lose(self, worker_id: WorkerId) -> None:
-        super().lose(worker_id)
-        line = self._prompts.pop(worker_id, None)
+    def lose(self, place: Place) -> None:
+        super().lose(place)
+        line = self._prompts.pop(place, None)
         for request_id in line.tokens if line is not None else ():
             del self._where[request_id]
 
     def _computed(self, request_id: RequestId) -> None:
-        worker_id = self._where.pop(request_id, None)
-        if worker_id is None:
+        place = self._where.pop(request_id, None)
+        if place is None:
             return
-        line = self._prompts[worker_id]
+        line = self._prompts[place]
         if next(iter(line.tokens)) == request_id:
             line.since_s = self.now_s
         del line.tokens[request_id]
         if not line.tokens:
-            del self._prompts[worker_id]
+            del self._prompts[place]

@@ -31,6 +31,10 @@ def _mode(module: str, name: str) -> Maker:
 def _kv(settings: RouterSettings) -> Policy:
     from policies.router.kv import Kv, KvOutput
 
+    if settings.index == "engine":
+        from policies.router.kv_engine import KvEngine, KvEngineOutput
+
+        return KvEngineOutput(settings) if settings.track_output_blocks else KvEngine(settings)
     return KvOutput(settings) if settings.track_output_blocks else Kv(settings)
 
 

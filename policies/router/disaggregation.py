@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from policies.cluster.actions import Action, Dispatch
@@ -31,7 +32,7 @@ from policies.cluster.events import (
     WorkerLost,
     WorkerUp,
 )
-from policies.cluster.ids import Leg, RequestId, Role, Tier, WorkerId
+from policies.cluster.ids import Leg, Place, RankId, RequestId, Role, Tier, WorkerId
 from policies.cluster.state import ClusterView
 from policies.router.base import NOBODY, Router
 from policies.router.settings import RouterSettings
@@ -142,7 +143,10 @@ class Disaggregated:
         if isinstance(event, WorkerEvent):
             return self._worker_event(event, view)
         if isinstance(event, TimerFired):
-            return self._sent_to_prefill(self._prefill.decide(event, view), view)
+            if TimerFired not in self._prefill.subscribes:
+                return self._decode.decide(event, view)
+            late = self._decode.decide(event, view) if TimerFired in self._decode.subscribes else ()
+            return chain(late, self._sent_to_prefill(self._prefill.decide(event, view), view))
         self._decode.decide(event, view)
         return self._sent_to_prefill(self._prefill.decide(event, view), view)
 
@@ -266,14 +270,15 @@ class Disaggregated:
             if request.worker_id is not None:
                 self._decoding[request_id] = (request.worker_id, 0)
 
-    def peer_sent(self, event: RequestArrived, worker_id: WorkerId, overlap_blocks: int, leg: Leg) -> None:
+    def peer_sent(self, event: RequestArrived, place: Place, overlap_blocks: int, leg: Leg) -> None:
         """Another router sent a leg of a request there: it counts as if this one had, until its end comes."""
+        worker_id = place.worker_id if isinstance(place, RankId) else place
         if leg is Leg.PREFILL:
-            self._prefill.peer_sent(event, worker_id, overlap_blocks)
+            self._prefill.peer_sent(event, place, overlap_blocks)
             self._prefilling[event.request_id] = (worker_id, event.isl)
             self._prompt_tokens[worker_id] = self._prompt_tokens.get(worker_id, 0) + event.isl
         else:
-            self._decode.peer_sent(event, worker_id, overlap_blocks)
+            self._decode.peer_sent(event, place, overlap_blocks)
             blocks = self._prompt_blocks(event)
             self._decoding[event.request_id] = (worker_id, blocks)
             self._decode_blocks[worker_id] = self._decode_blocks.get(worker_id, 0) + blocks

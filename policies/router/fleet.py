@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 
 import xxhash
 
-from policies.cluster.actions import Action, Dispatch, SetTimer
+from policies.cluster.actions import Action, Dispatch, RequestIndexDump, RequestIndexReplay, SetTimer
 from policies.cluster.draws import draw, pick
 from policies.cluster.events import (
     ENDS,
@@ -36,8 +36,9 @@ from policies.cluster.events import (
     WorkerUp,
 )
 from policies.cluster.ids import RequestId
+from policies.cluster.kv_events import IndexAnswer, KvEvent
 from policies.cluster.state import Cluster, ClusterView
-from policies.errors import ConfigError, InvariantError
+from policies.errors import ConfigError
 from policies.router.replicas import Peered, Replica
 
 Spread = Literal["round-robin", "random", "session"]
@@ -109,7 +110,9 @@ class Fleet:
             yield from self._ask(event.dest, event)
         elif isinstance(event, TimerFired):
             yield from self._timer(event)
-        elif isinstance(event, (BlocksStored, BlocksRemoved, BlocksCleared)):
+        elif isinstance(event, IndexAnswer):
+            yield from self._ask(event.origin, event)
+        elif isinstance(event, (BlocksStored, BlocksRemoved, BlocksCleared, KvEvent)):
             for i in range(len(self._replicas)):
                 yield from self._blocks(i, event)
         else:
@@ -161,8 +164,10 @@ class Fleet:
             return
         late = self._late[i]
         while late and late[0][0] <= event.at_s:
-            for action in replica.decide(late.popleft()[1], view):
-                raise InvariantError(f"router {i}: {action!r} was ordered for late news of blocks alone")
+            due_s, before = late.popleft()
+            for action in replica.decide(replace(before, at_s=due_s), view):
+                view.apply(action)
+                yield self._named(i, action)
         for action in replica.decide(event, view):
             view.apply(action)
             yield self._named(i, action)
@@ -174,9 +179,11 @@ class Fleet:
             return replace(action, reason=f"router {i}: {action.reason}")
         if isinstance(action, SetTimer):
             return replace(action, name=_timer_of(i) + action.name)
+        if isinstance(action, RequestIndexReplay | RequestIndexDump):
+            return replace(action, origin=i)
         return action
 
-    def _blocks(self, i: int, event: BlocksStored | BlocksRemoved | BlocksCleared) -> Iterator[Action]:
+    def _blocks(self, i: int, event: BlocksStored | BlocksRemoved | BlocksCleared | KvEvent) -> Iterator[Action]:
         """KV events of a worker, now or later; later ones are taken in before whatever this router is asked next."""
         lag_s = i * self._settings.kv_lag_s
         if lag_s <= 0.0:

@@ -6,11 +6,11 @@ events it only raises what they say. It must never be taken for what was found c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from policies.cluster.blocks import BlockPath
 from policies.cluster.events import WorkerUp
-from policies.cluster.ids import WorkerId
+from policies.cluster.ids import Place
 from policies.errors import ConfigError
 from policies.router.chains.approximate import LruIndex, TtlIndex
 from policies.router.settings import RouterSettings
@@ -21,7 +21,7 @@ class Guesses:
 
     __slots__ = ("_index", "alone")
 
-    def __init__(self, index: TtlIndex[WorkerId] | LruIndex[WorkerId], *, alone: bool) -> None:
+    def __init__(self, index: TtlIndex[Place] | LruIndex[Place], *, alone: bool) -> None:
         self._index = index
         self.alone = alone
 
@@ -47,39 +47,39 @@ class Guesses:
             return f"cached or on their way ({known_blocks} reported)"
         return "cached"
 
-    def up(self, up: WorkerUp) -> None:
-        """A worker is there, and was sent nothing. Raises ConfigError where its room matters and is not known."""
+    def up(self, up: WorkerUp, places: Sequence[Place]) -> None:
+        """A worker is there, as these places, which were sent nothing and share its room. Raises ConfigError where that
+        matters and is not known."""
         if up.total_blocks is None and isinstance(self._index, LruIndex):
             raise ConfigError(
                 f"worker {up.worker_id} ({up.name}) does not say how many KV blocks it has, and router.index_policy = "
                 f"lru goes by that; take ttl"
             )
-        self._index.up(up.worker_id, up.total_blocks or 0)
+        for place in places:
+            self._index.up(place, (up.total_blocks or 0) // len(places))
 
-    def lose(self, worker_id: WorkerId) -> None:
+    def lose(self, place: Place) -> None:
         """A worker is gone, with all that it was sent."""
-        self._index.drop(worker_id)
+        self._index.drop(place)
 
-    def sent(self, worker_id: WorkerId, path: BlockPath, now_s: float) -> None:
+    def sent(self, place: Place, path: BlockPath, now_s: float) -> None:
         """A prompt goes to a worker; `now_s` never goes back."""
-        self._index.sent(worker_id, path, now_s)
+        self._index.sent(place, path, now_s)
 
     def expire(self, now_s: float) -> None:
         """Forget what is too old by now."""
         self._index.expire(now_s)
 
-    def depths(self, path: BlockPath, now_s: float, most_blocks: int) -> Mapping[WorkerId, int]:
+    def depths(self, path: BlockPath, now_s: float, most_blocks: int) -> Mapping[Place, int]:
         """Leading blocks of `path` that each worker probably has, `most_blocks` at most; who has none is left out."""
         return self._index.depths(self._index.match(path, now_s, most_blocks))
 
-    def raised(
-        self, real: Mapping[WorkerId, int], path: BlockPath, now_s: float, most_blocks: int
-    ) -> Mapping[WorkerId, int]:
+    def raised(self, real: Mapping[Place, int], path: BlockPath, now_s: float, most_blocks: int) -> Mapping[Place, int]:
         """Per worker the deeper of what its events say and what it was sent."""
         guessed = self.depths(path, now_s, most_blocks)
         if not guessed:
             return real
-        return {**real, **{worker_id: max(depth, real.get(worker_id, 0)) for worker_id, depth in guessed.items()}}
+        return {**real, **{place: max(depth, real.get(place, 0)) for place, depth in guessed.items()}}
 
 
 def guesses(settings: RouterSettings) -> Guesses:

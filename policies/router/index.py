@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 from policies.cluster.blocks import BlockPath, BlockRun, Branch
-from policies.cluster.ids import WorkerId
+from policies.cluster.ids import Place
 from policies.router.walk import Ends, depths
 
 Intervals: TypeAlias = list[tuple[int, int]]
@@ -32,9 +32,9 @@ class PrefixIndex:
 
     def __init__(self) -> None:
         self._ends: Ends = {}
-        self._branches: dict[WorkerId, set[Branch]] = {}  # where a worker is in `_ends`
-        self._stranded: dict[WorkerId, dict[Branch, Intervals]] = {}  # behind a hole
-        self._blocks: dict[WorkerId, int] = {}
+        self._branches: dict[Place, set[Branch]] = {}  # where a worker is in `_ends`
+        self._stranded: dict[Place, dict[Branch, Intervals]] = {}  # behind a hole
+        self._blocks: dict[Place, int] = {}
         self.duplicate_stores = 0
         self.orphan_stores = 0
         self.unknown_removals = 0
@@ -49,30 +49,33 @@ class PrefixIndex:
         tables = (*self._ends.values(), *self._branches.values(), *self._stranded.values())
         return len(self._blocks) + sum(map(len, tables)) + len(tables)
 
-    def blocks(self, worker_id: WorkerId) -> int:
+    def blocks(self, place: Place) -> int:
         """Blocks that one worker holds."""
-        return self._blocks.get(worker_id, 0)
+        return self._blocks.get(place, 0)
 
-    def depths(self, path: BlockPath) -> dict[WorkerId, int]:
-        """Leading blocks of `path` that each worker holds; workers that hold none are left out."""
-        return depths(self._ends, path)
+    def depths(self, path: BlockPath, most_blocks: int | None = None) -> dict[Place, int]:
+        """Leading blocks of `path` that each worker holds, `most_blocks` at most; who holds none is left out."""
+        found = depths(self._ends, path)
+        if most_blocks is not None and most_blocks < path.blocks:
+            return {place: min(depth, most_blocks) for place, depth in found.items()}
+        return found
 
-    def store(self, worker_id: WorkerId, runs: Iterable[BlockRun]) -> None:
+    def store(self, place: Place, runs: Iterable[BlockRun]) -> None:
         """A worker holds these blocks now."""
-        stranded = self._stranded.get(worker_id, ())
+        stranded = self._stranded.get(place, ())
         gained = last = 0
         orphaned = False
         for branch, lo, hi in runs:
             here = self._ends.get(branch)
-            end = here.get(worker_id, branch.start) if here is not None else branch.start
-            orphaned = (orphaned and lo == last) or not self._holds_before(worker_id, branch, lo, end)
+            end = here.get(place, branch.start) if here is not None else branch.start
+            orphaned = (orphaned and lo == last) or not self._holds_before(place, branch, lo, end)
             last = hi
             if lo > end or branch in stranded:
-                added = self._store_apart(worker_id, branch, lo, hi)
-                stranded = self._stranded.get(worker_id, ())
+                added = self._store_apart(place, branch, lo, hi)
+                stranded = self._stranded.get(place, ())
             elif hi > end:
                 added = hi - end
-                self._reach(worker_id, branch, hi)
+                self._reach(place, branch, hi)
             else:
                 added = 0
             gained += added
@@ -80,108 +83,108 @@ class PrefixIndex:
             if orphaned:
                 self.orphan_stores += added
         if gained:
-            self._blocks[worker_id] = self._blocks.get(worker_id, 0) + gained
+            self._blocks[place] = self._blocks.get(place, 0) + gained
 
-    def remove(self, worker_id: WorkerId, runs: Iterable[BlockRun]) -> None:
+    def remove(self, place: Place, runs: Iterable[BlockRun]) -> None:
         """A worker holds these blocks no longer. Blocks after them stay held, but match no more."""
-        stranded = self._stranded.get(worker_id, ())
+        stranded = self._stranded.get(place, ())
         lost = 0
         for branch, lo, hi in runs:
             here = self._ends.get(branch)
-            end = here.get(worker_id, branch.start) if here is not None else branch.start
+            end = here.get(place, branch.start) if here is not None else branch.start
             if hi < end or branch in stranded:
-                taken = self._remove_apart(worker_id, branch, lo, hi)
-                stranded = self._stranded.get(worker_id, ())
+                taken = self._remove_apart(place, branch, lo, hi)
+                stranded = self._stranded.get(place, ())
             elif lo < end:
                 taken = end - lo
-                self._reach(worker_id, branch, lo)
+                self._reach(place, branch, lo)
             else:
                 taken = 0
             lost += taken
             self.unknown_removals += hi - lo - taken
         if lost:
-            self._blocks[worker_id] -= lost
-            if not self._blocks[worker_id]:
-                del self._blocks[worker_id]
+            self._blocks[place] -= lost
+            if not self._blocks[place]:
+                del self._blocks[place]
 
-    def clear(self, worker_id: WorkerId) -> None:
+    def clear(self, place: Place) -> None:
         """A worker holds nothing any more."""
-        for branch in self._branches.pop(worker_id, ()):
-            self._leave(worker_id, branch)
-        self._stranded.pop(worker_id, None)
-        self._blocks.pop(worker_id, None)
+        for branch in self._branches.pop(place, ()):
+            self._leave(place, branch)
+        self._stranded.pop(place, None)
+        self._blocks.pop(place, None)
 
     # ------------------------------------------------------------ one worker in one branch
 
-    def _reach(self, worker_id: WorkerId, branch: Branch, end: int) -> None:
+    def _reach(self, place: Place, branch: Branch, end: int) -> None:
         """From now on the worker has the branch from its start to `end`."""
         if end > branch.start:
             here = self._ends.get(branch)
             if here is None:
                 here = self._ends[branch] = {}
-            if worker_id not in here:
-                mine = self._branches.get(worker_id)
+            if place not in here:
+                mine = self._branches.get(place)
                 if mine is None:
-                    mine = self._branches[worker_id] = set()
+                    mine = self._branches[place] = set()
                 mine.add(branch)
-            here[worker_id] = end
-        elif branch in self._branches.get(worker_id, ()):
-            self._leave(worker_id, branch)
-            mine = self._branches[worker_id]
+            here[place] = end
+        elif branch in self._branches.get(place, ()):
+            self._leave(place, branch)
+            mine = self._branches[place]
             mine.remove(branch)
             if not mine:
-                del self._branches[worker_id]
+                del self._branches[place]
 
-    def _leave(self, worker_id: WorkerId, branch: Branch) -> None:
+    def _leave(self, place: Place, branch: Branch) -> None:
         here = self._ends[branch]
-        del here[worker_id]
+        del here[place]
         if not here:
             del self._ends[branch]
 
-    def _holds_before(self, worker_id: WorkerId, branch: Branch, lo: int, end: int) -> bool:
+    def _holds_before(self, place: Place, branch: Branch, lo: int, end: int) -> bool:
         """Whether a worker that has `branch` to `end` holds the block before `lo`; True for the very first block."""
         if lo > branch.start:
-            return lo <= end or _within(lo - 1, self._stranded.get(worker_id, {}).get(branch, ()))
+            return lo <= end or _within(lo - 1, self._stranded.get(place, {}).get(branch, ()))
         above = branch.parent
         while above is not None and above.start >= lo:
             above = above.parent
         if above is None:
             return True
-        if self._ends.get(above, {}).get(worker_id, 0) >= lo:
+        if self._ends.get(above, {}).get(place, 0) >= lo:
             return True
-        return _within(lo - 1, self._stranded.get(worker_id, {}).get(above, ()))
+        return _within(lo - 1, self._stranded.get(place, {}).get(above, ()))
 
-    def _store_apart(self, worker_id: WorkerId, branch: Branch, lo: int, hi: int) -> int:
-        held = self._held(worker_id, branch)
+    def _store_apart(self, place: Place, branch: Branch, lo: int, hi: int) -> int:
+        held = self._held(place, branch)
         before = [(a, b) for a, b in held if b < lo]
         after = [(a, b) for a, b in held if a > hi]
         touched = held[len(before) : len(held) - len(after)]
         joined = (min([lo, *(a for a, _ in touched)]), max([hi, *(b for _, b in touched)]))
-        self._hold(worker_id, branch, [*before, joined, *after])
+        self._hold(place, branch, [*before, joined, *after])
         return joined[1] - joined[0] - sum(b - a for a, b in touched)
 
-    def _remove_apart(self, worker_id: WorkerId, branch: Branch, lo: int, hi: int) -> int:
-        held = self._held(worker_id, branch)
+    def _remove_apart(self, place: Place, branch: Branch, lo: int, hi: int) -> int:
+        held = self._held(place, branch)
         kept = [(a, b) for c, d in held for a, b in ((c, min(d, lo)), (max(c, hi), d)) if a < b]
-        self._hold(worker_id, branch, kept)
+        self._hold(place, branch, kept)
         return sum(b - a for a, b in held) - sum(b - a for a, b in kept)
 
-    def _held(self, worker_id: WorkerId, branch: Branch) -> Intervals:
-        end = self._ends.get(branch, {}).get(worker_id)
+    def _held(self, place: Place, branch: Branch) -> Intervals:
+        end = self._ends.get(branch, {}).get(place)
         front = [(branch.start, end)] if end is not None else []
-        return front + self._stranded.get(worker_id, {}).get(branch, [])
+        return front + self._stranded.get(place, {}).get(branch, [])
 
-    def _hold(self, worker_id: WorkerId, branch: Branch, held: Intervals) -> None:
+    def _hold(self, place: Place, branch: Branch, held: Intervals) -> None:
         front = held[0][1] if held and held[0][0] == branch.start else branch.start
-        self._reach(worker_id, branch, front)
+        self._reach(place, branch, front)
         rest = held[1:] if front > branch.start else held
-        mine = self._stranded.setdefault(worker_id, {})
+        mine = self._stranded.setdefault(place, {})
         if rest:
             mine[branch] = rest
         else:
             mine.pop(branch, None)
         if not mine:
-            del self._stranded[worker_id]
+            del self._stranded[place]
 
 
 def _within(block: int, intervals: Iterable[tuple[int, int]]) -> bool:

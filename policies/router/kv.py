@@ -1,22 +1,20 @@
 """Mode kv: the worker where the request costs least, counting what is cached there and what is open there.
 
-The index learns what workers hold from their block events, or guesses it from what they were sent; the books know what
-was sent where, so a decision sees every booking before it. No load is read from the view. What lies below device memory
-counts by its tier.
+The index (`cached`) learns what workers hold from their block events, or it is guessed from what they were sent; the
+books know what was sent where, so a decision sees every booking before it. No load is read from the view. What lies
+below device memory counts by its tier.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from policies.cluster.actions import Action, Candidate
 from policies.cluster.draws import draw
 from policies.cluster.events import (
     ENDS,
-    BlocksCleared,
-    BlocksRemoved,
-    BlocksStored,
     Event,
     FirstToken,
     PrefillDone,
@@ -30,14 +28,14 @@ from policies.cluster.events import (
     WorkerLost,
     WorkerUp,
 )
-from policies.cluster.ids import Tier, WorkerId
+from policies.cluster.ids import Place, WorkerId
 from policies.cluster.state import ClusterView, WorkerView
 from policies.errors import ConfigError
 from policies.router import cost
 from policies.router.base import Choice, Router
-from policies.router.below import Beyond, LowerTiers
+from policies.router.below import Beyond
 from policies.router.books import Books, Load
-from policies.router.index import PrefixIndex
+from policies.router.cached import BLOCK_EVENTS, CacheIndex, SimulatedIndex
 from policies.router.select import Ties, softmax
 from policies.router.settings import RouterSettings
 
@@ -47,14 +45,14 @@ if TYPE_CHECKING:
 _INDEX_EMPTY_AFTER = 100
 """Finished requests after which an index that never saw a block means that block events do not arrive."""
 
-_BLOCK_EVENTS: frozenset[type[Event]] = frozenset({BlocksStored, BlocksRemoved, BlocksCleared})
+_BLOCK_NEWS = tuple(BLOCK_EVENTS)
 
-_NOBODY: Mapping[WorkerId, int] = {}
+_NOBODY: Mapping[Place, int] = {}
 
 
 class Seen(NamedTuple):
-    """The live workers in a decision, by id: prompt tokens not computed there, active blocks with this request added,
-    requests open, leading blocks of the prompt cached. The columns of `cost.costs`.
+    """The places of a decision, in order: prompt tokens not computed there, active blocks with this request added,
+    requests open, leading blocks of the prompt cached. The columns of `cost.costs`. Places are the live workers by id.
     """
 
     prefill_tokens: list[float]
@@ -72,12 +70,10 @@ class _Counts:
         "non_max_overlap",
         "overlap_differs",
         "overlap_lost_blocks",
-        "stale_events",
-        "stores",
     )
 
     def __init__(self) -> None:
-        self.finished = self.stores = self.index_empty = self.stale_events = 0
+        self.finished = self.index_empty = 0
         self.overlap_differs = self.non_max_overlap = self.overlap_lost_blocks = 0
 
 
@@ -86,12 +82,12 @@ class Kv(Router):
 
     Counters: `kv_index_empty` is 1 when 100 requests finished before any block was reported; `overlap_differs` counts
     decisions whose candidates differed in cached blocks; `non_max_overlap` those that went to a worker with less
-    cached than another had, `overlap_lost_blocks` how much less, all as the decision saw it; the rest as in `index` and
-    `books`. Where anything is guessed: `guessed_blocks` are held now, `pruned_guesses` were given up for want of room.
+    cached than another had, `overlap_lost_blocks` how much less, all as the decision saw it; the rest as in `books` and
+    in the index. Where anything is guessed: `guessed_blocks` are held now, `pruned_guesses` were given up.
     """
 
     subscribes: ClassVar[frozenset[type[Event]]] = Router.subscribes | {
-        *_BLOCK_EVENTS,
+        *BLOCK_EVENTS,
         PrefillDone,
         FirstToken,
         RequestInterrupted,
@@ -104,39 +100,33 @@ class Kv(Router):
     def __init__(self, settings: RouterSettings) -> None:
         super().__init__(settings)
         if not settings.use_kv_events:  # then nobody need make them
-            self.subscribes = self.subscribes - _BLOCK_EVENTS  # type: ignore[misc]
+            self.subscribes = self.subscribes - BLOCK_EVENTS  # type: ignore[misc]
         self._block_size = settings.block_size
         self._temperature = settings.router_temperature
         self._counts_new = settings.track_active_blocks and settings.decode_basis == "potential"
         self._weights = cost.weights(settings)
         self._ties = Ties(settings.tie_break, settings.seed)
-        self._index = PrefixIndex()
+        self._index = self._new_index()
         self._guesses = _guesses(settings)
         self._likes = bool(settings.preferred_taints)
-        self._below = LowerTiers()
-        self._up: set[WorkerId] = set()
         self._seated: tuple[WorkerView, ...] = ()
-        self._ids: list[WorkerId] = []
+        self._owners: Sequence[WorkerView] = ()
+        self._ids: list[Place] = []
         self._loads: list[Load] = []
         self._counts = _Counts()
 
     def counters(self) -> dict[str, int]:
-        index, books, guesses = self._index, self._books, self._guesses
+        books, guesses = self._books, self._guesses
         guessed = {} if guesses is None else {"guessed_blocks": len(guesses), "pruned_guesses": guesses.pruned_blocks}
         return (
             super().counters()
             | guessed
+            | self._index.counters()
             | {
                 "kv_index_empty": self._counts.index_empty,
                 "overlap_differs": self._counts.overlap_differs,
                 "non_max_overlap": self._counts.non_max_overlap,
                 "overlap_lost_blocks": self._counts.overlap_lost_blocks,
-                "index_blocks": len(index),
-                "duplicate_stores": index.duplicate_stores,
-                "orphan_stores": index.orphan_stores,
-                "unknown_removals": index.unknown_removals,
-                "lower_tier_blocks": len(self._below),
-                "stale_events": self._counts.stale_events,
                 "open_bookings": len(books),
                 "unknown_free": books.unknown_frees,
             }
@@ -148,43 +138,25 @@ class Kv(Router):
 
     # ------------------------------------------------------------ what happened
 
-    def _learn(self, event: Event) -> None:
-        if isinstance(event, (BlocksStored, BlocksRemoved)):
-            self._on_blocks(event)
+    def _learn(self, event: Event) -> Sequence[Action] | None:
+        if isinstance(event, _BLOCK_NEWS):
+            self._index.on(event)
         elif isinstance(event, (PrefillDone, FirstToken)):
             self._books.prefill_done(event.request_id)
         elif isinstance(event, (RequestFinished, RequestRejected, RequestFailed, RequestCancelled)):
             self._on_end(event)
         elif isinstance(event, RequestInterrupted):
             self._books.interrupt(event.request_id)
-        elif isinstance(event, BlocksCleared):
-            if event.tier in (None, Tier.G1_DEVICE):
-                self._index.clear(event.worker_id)
-            if event.tier is not Tier.G1_DEVICE:
-                self._below.clear(event.worker_id, event.tier)
         elif isinstance(event, WorkerUp):
             self._check_block_size(event)
             self._forget(event.worker_id)  # whoever had this id before: the new one holds nothing
-            self._up.add(event.worker_id)
             if self._guesses is not None:
-                self._guesses.up(event)
+                self._guesses.up(event, self._places(event.worker_id))
+            return self._index.on(event)
         elif isinstance(event, WorkerLost):
             self._forget(event.worker_id)
-            self._up.discard(event.worker_id)
-
-    def _on_blocks(self, event: BlocksStored | BlocksRemoved) -> None:
-        if event.worker_id not in self._up and event.tier is not Tier.G4_REMOTE:
-            self._counts.stale_events += 1  # late news of a worker that is gone must not bring its blocks back
-        elif event.tier is not Tier.G1_DEVICE:
-            if isinstance(event, BlocksStored):
-                self._below.store(event.worker_id, event.tier, event.runs)
-            else:
-                self._below.remove(event.worker_id, event.tier, event.runs)
-        elif isinstance(event, BlocksStored):
-            self._counts.stores += 1
-            self._index.store(event.worker_id, event.runs)
-        else:
-            self._index.remove(event.worker_id, event.runs)
+            return self._index.on(event)
+        return None
 
     def _on_end(self, event: RequestFinished | RequestRejected | RequestFailed | RequestCancelled) -> None:
         if event.request_id in self._books or event.worker_id is not None:  # else it was never sent
@@ -193,16 +165,15 @@ class Kv(Router):
             self._guesses.expire(event.at_s)
         if isinstance(event, RequestFinished) and self.settings.use_kv_events:
             self._counts.finished += 1
-            if self._counts.finished == _INDEX_EMPTY_AFTER and not self._counts.stores:
+            if self._counts.finished == _INDEX_EMPTY_AFTER and not self._index.stores:
                 self._counts.index_empty = 1
 
     def _forget(self, worker_id: WorkerId) -> None:
-        self._index.clear(worker_id)
-        if self._guesses is not None:
-            self._guesses.lose(worker_id)
-        self._below.clear(worker_id)
-        self._books.lose(worker_id)
-        self._ties.forget(worker_id)
+        for place in self._places(worker_id):
+            if self._guesses is not None:
+                self._guesses.lose(place)
+            self._books.lose(place)
+            self._ties.forget(place)
 
     def _check_block_size(self, up: WorkerUp) -> None:
         if up.block_size != self._block_size:
@@ -212,12 +183,18 @@ class Kv(Router):
             )
 
     def lose_index(self, view: ClusterView, at_s: float) -> Sequence[Action]:
-        """All that was known of caches is lost; what workers say from now on counts."""
-        self._index, self._below, self._guesses = PrefixIndex(), LowerTiers(), _guesses(self.settings)
+        """All that was known of caches is lost; what workers say from now on counts. What is to be asked of them."""
+        self._index, self._guesses = self._new_index(), _guesses(self.settings)
+        orders: list[Action] = []
         for worker in view.workers.values():
+            orders += self._index.on(replace(worker.up, at_s=at_s))
             if self._guesses is not None:
-                self._guesses.up(worker.up)
-        return ()
+                self._guesses.up(worker.up, self._places(worker.worker_id))
+        return orders
+
+    def _new_index(self) -> CacheIndex:
+        """An index that nobody has told anything yet."""
+        return SimulatedIndex()
 
     # ------------------------------------------------------------ one decision
 
@@ -225,7 +202,7 @@ class Kv(Router):
         seen = self._see(event, live)
         costs = self._costs(event, seen)
         if self._likes or event.hints is not None:
-            costs = [c * factor for c, factor in zip(costs, self._likings(event, live), strict=True)]
+            costs = [c * factor for c, factor in zip(costs, self._likings(event), strict=True)]
         if self._temperature > 0:
             u = draw(self.settings.seed, "softmax", event.draw_id)
             at, rule = softmax(u, costs, self._temperature), "softmax"
@@ -241,37 +218,42 @@ class Kv(Router):
         return Choice(at, rule, reason, overlap_blocks)
 
     def _costs(self, event: RequestArrived, seen: Seen) -> list[float]:
-        """What the request would cost on each of the live workers; the lowest wins. Another formula goes here."""
-        if self._below.is_empty:
+        """What the request would cost at each place; the lowest wins. Another formula goes here."""
+        if self._index.is_flat:
             return cost.costs(self._weights, event.isl, self._block_size, *seen)
         return [terms.cost_blocks for terms in self._terms(event, seen)]
 
     def _see(self, event: RequestArrived, live: tuple[WorkerView, ...]) -> Seen:
         """The live workers as the formula sees them for this request."""
         if live is not self._seated:  # the view hands out the same tuple until the workers change
-            self._ids = [worker.up.worker_id for worker in live]
-            self._loads = [self._books.load(worker_id) for worker_id in self._ids]
-            self._seated = live
+            self._seat(live)
         ids, loads = self._ids, self._loads
         cached, (added, shared) = self._cached(event), self._added(event)
         return Seen(
             self._books.prefills(ids) if self._books.decays else [load.prefill_tokens for load in loads],
-            [load.blocks + added - shared.get(load.worker_id, 0) for load in loads]
+            [load.blocks + added - shared.get(load.place, 0) for load in loads]
             if shared
             else [load.blocks + added for load in loads],
             [load.requests for load in loads],
-            [cached.get(worker_id, 0) for worker_id in ids] if cached else [0] * len(ids),
+            [cached.get(place, 0) for place in ids] if cached else [0] * len(ids),
         )
 
-    def _cached(self, event: RequestArrived) -> Mapping[WorkerId, int]:
-        """Leading blocks that each worker has cached, for choosing: what is on its way there may count too."""
+    def _seat(self, live: tuple[WorkerView, ...]) -> None:
+        """From now on these are the workers to choose from."""
+        self._owners = live
+        self._ids = [worker.up.worker_id for worker in live]
+        self._loads = [self._books.load(place) for place in self._ids]
+        self._seated = live
+
+    def _cached(self, event: RequestArrived) -> Mapping[Place, int]:
+        """Leading blocks that each place has cached, for choosing: what is on its way there may count too."""
         known, guesses, path = self._known(event), self._guesses, event.blocks
         if guesses is None or guesses.alone or path is None:
             return known
         return guesses.raised(known, path, event.at_s, self._usable(event))
 
-    def _known(self, event: RequestArrived) -> Mapping[WorkerId, int]:
-        """Leading blocks that each worker has cached by its events, or with these off by guess, but never the whole
+    def _known(self, event: RequestArrived) -> Mapping[Place, int]:
+        """Leading blocks that each place has cached by its events, or with these off by guess, but never the whole
         prompt: its last token is always computed."""
         path, guesses = event.blocks, self._guesses
         if path is None:
@@ -279,10 +261,7 @@ class Kv(Router):
         usable = self._usable(event)
         if guesses is not None and guesses.alone:
             return guesses.depths(path, event.at_s, usable)
-        depths = self._index.depths(path)
-        if usable < path.blocks:
-            return {worker_id: min(depth, usable) for worker_id, depth in depths.items()}
-        return depths
+        return self._index.depths(path, usable)
 
     def _usable(self, event: RequestArrived) -> int:
         """Blocks of a prompt that need not be computed if they are there."""
@@ -300,14 +279,14 @@ class Kv(Router):
         return told
 
     def _beyond(self, event: RequestArrived, seen: Seen) -> list[Beyond]:
-        usable, below = self._usable(event), self._below
+        usable, index = self._usable(event), self._index
         return [
-            below.beyond(event.blocks, worker_id, device_blocks, usable)
-            for worker_id, device_blocks in zip(self._ids, seen.device_blocks, strict=True)
+            index.beyond(event.blocks, place, device_blocks, usable)
+            for place, device_blocks in zip(self._ids, seen.device_blocks, strict=True)
         ]
 
-    def _added(self, event: RequestArrived) -> tuple[int, Mapping[WorkerId, int]]:
-        """Blocks that the request brings, and how many of them each worker has active already."""
+    def _added(self, event: RequestArrived) -> tuple[int, Mapping[Place, int]]:
+        """Blocks that the request brings, and how many of them each place has active already."""
         if not self._counts_new:
             return 0, _NOBODY
         path = self._shared_path(event)
@@ -315,10 +294,10 @@ class Kv(Router):
             return event.isl // self._block_size, _NOBODY
         return path.blocks, self._books.depths(path)
 
-    def _likings(self, event: RequestArrived, live: tuple[WorkerView, ...]) -> list[float]:
-        """The factor on the cost of each worker for the taints that the request would like, or not."""
+    def _likings(self, event: RequestArrived) -> list[float]:
+        """The factor on the cost of each place for the taints that the request would like, or not."""
         wanted = (*self.settings.preferred_taints, *(event.hints.preferred_taints if event.hints is not None else ()))
-        return [cost.taint_factor([one.weight for one in wanted if one.taint in w.up.taints]) for w in live]
+        return [cost.taint_factor([one.weight for one in wanted if one.taint in w.up.taints]) for w in self._owners]
 
     def _note_overlap(self, device_blocks: list[int], chosen_blocks: int) -> None:
         best = max(device_blocks)
@@ -328,23 +307,24 @@ class Kv(Router):
                 self._counts.non_max_overlap += 1
                 self._counts.overlap_lost_blocks += best - chosen_blocks
 
-    def _overlap_blocks(self, event: RequestArrived, worker_id: WorkerId) -> int:
-        return self._known(event).get(worker_id, 0)
+    def _overlap_blocks(self, event: RequestArrived, place: Place) -> int:
+        return self._known(event).get(place, 0)
 
-    def _sent(self, event: RequestArrived, worker_id: WorkerId, overlap_blocks: int) -> None:
-        if not self._below.is_empty:  # what lies below the device comes up, and is not computed
+    def _sent(self, event: RequestArrived, place: Place, overlap_blocks: int) -> None:
+        if not self._index.is_flat:  # what lies below the device comes up, and is not computed
             usable = self._usable(event)
-            overlap_blocks += sum(self._below.beyond(event.blocks, worker_id, overlap_blocks, usable))
-        self._book(event, worker_id, overlap_blocks)
-        self._ties.note(worker_id)
+            overlap_blocks += sum(self._index.beyond(event.blocks, place, overlap_blocks, usable))
+        self._book(event, place, overlap_blocks)
+        self._ties.note(place)
         if self._guesses is not None and event.blocks is not None:
-            self._guesses.sent(worker_id, event.blocks, event.at_s)
+            self._guesses.sent(place, event.blocks, event.at_s)
 
     def _explain(self, event: RequestArrived, live: tuple[WorkerView, ...]) -> list[Candidate]:
         seen = self._see(event, live)
         told = []
-        costs = zip(self._costs(event, seen), self._likings(event, live), strict=True)
-        for worker, (blocks, liking), terms, *load in zip(live, costs, self._terms(event, seen), *seen, strict=True):
+        costs = zip(self._costs(event, seen), self._likings(event), strict=True)
+        rows = zip(self._owners, costs, self._terms(event, seen), *seen, strict=True)
+        for worker, (blocks, liking), terms, *load in rows:
             told.append(
                 Candidate(
                     worker_id=worker.worker_id,
@@ -367,8 +347,8 @@ class KvOutput(Kv):
     subscribes: ClassVar[frozenset[type[Event]]] = Kv.subscribes | {TokensEmitted}
     timeless = True
 
-    def _book(self, event: RequestArrived, worker_id: WorkerId, overlap_blocks: int) -> None:
-        super()._book(event, worker_id, overlap_blocks)
+    def _book(self, event: RequestArrived, place: Place, overlap_blocks: int) -> None:
+        super()._book(event, place, overlap_blocks)
         if event.hints is not None:
             self._books.expect(event.request_id, event.hints.osl_tokens)
 
@@ -377,12 +357,13 @@ class KvOutput(Kv):
         spared = [blocks - load.spared_blocks for blocks, load in zip(seen.decode_blocks, self._loads, strict=True)]
         return seen._replace(decode_blocks=spared)
 
-    def _learn(self, event: Event) -> None:
-        super()._learn(event)
+    def _learn(self, event: Event) -> Sequence[Action] | None:
+        orders = super()._learn(event)
         if isinstance(event, FirstToken):
             self._books.emit(event.request_id, 1)
         elif isinstance(event, TokensEmitted):
             self._books.emit(event.request_id, event.n)
+        return orders
 
 
 def _guesses(settings: RouterSettings) -> Guesses | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from policies.cluster.events import Event, RequestArrived, WorkerLost
-from policies.cluster.ids import WorkerId
+from policies.cluster.ids import Place
 from policies.cluster.state import WorkerView
 from policies.router.base import Choice, Router
 from policies.router.select import Ties
@@ -28,5 +28,5 @@ class LeastLoaded(Router):
         if isinstance(event, WorkerLost):
             self._ties.forget(event.worker_id)
 
-    def _sent(self, event: RequestArrived, worker_id: WorkerId, overlap_blocks: int) -> None:
-        self._ties.note(worker_id)
+    def _sent(self, event: RequestArrived, place: Place, overlap_blocks: int) -> None:
+        self._ties.note(place)

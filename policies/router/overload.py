@@ -53,11 +53,12 @@ class Overload:
         self.limits = limits
         self.unknown_totals = 0
 
-    def of(self, worker: WorkerView, blocks: float, prefill_tokens: float) -> Bar | None:
-        """Why a worker is overloaded; None when it is not. All limits are strict."""
+    def of(self, worker: WorkerView, blocks: float, prefill_tokens: float, ranks: int = 1) -> Bar | None:
+        """Why a worker is overloaded, or one of its `ranks`, which have equal parts of it; None when it is not. Limits
+        are strict."""
         limits, up = self.limits, worker.up
         if limits.decode_blocks_share is not None:
-            total = up.total_blocks
+            total = (up.total_blocks or 0) // ranks
             if not total:
                 self.unknown_totals += 1
             elif blocks > limits.decode_blocks_share * total:
@@ -65,7 +66,7 @@ class Overload:
         if limits.prefill_tokens is not None and prefill_tokens > limits.prefill_tokens:
             return Bar(BUSY, f"overloaded: {prefill_tokens:g} prompt tokens to compute", by_prompts=True)
         if limits.prefill_share is not None:
-            budget = up.max_batched_tokens
+            budget = (up.max_batched_tokens or 0) // ranks
             if not budget:
                 self.unknown_totals += 1
             elif prefill_tokens > limits.prefill_share * budget:
@@ -77,8 +78,8 @@ class Overload:
                 return Bar(ENGINE, f"full: {worker.in_flight} requests there")
         return None
 
-    def prefill_limits(self, worker: WorkerView) -> tuple[float, ...]:
-        """The limits on prompt tokens that hold for a worker."""
-        limits, budget = self.limits, worker.up.max_batched_tokens
+    def prefill_limits(self, worker: WorkerView, ranks: int = 1) -> tuple[float, ...]:
+        """The limits on prompt tokens that hold for a worker, or for one of its `ranks`."""
+        limits, budget = self.limits, (worker.up.max_batched_tokens or 0) // ranks
         share = limits.prefill_share * budget if limits.prefill_share is not None and budget else None
         return tuple(limit for limit in (limits.prefill_tokens, share) if limit is not None)

@@ -31,7 +31,7 @@ from policies.cluster.events import (
     WorkerUnfenced,
     WorkerUp,
 )
-from policies.cluster.ids import Leg, RequestId, Role, WorkerId
+from policies.cluster.ids import Leg, Place, RequestId, Role, WorkerId
 from policies.cluster.state import ClusterView, WorkerView
 from policies.router.backlog import Work
 from policies.router.base import Router
@@ -89,16 +89,17 @@ class Queued:
     def decide(self, event: Event, view: ClusterView) -> Iterable[Action]:
         if isinstance(event, RequestArrived):
             return self.send(event, view)
-        if isinstance(event, TimerFired):
+        if isinstance(event, TimerFired) and event.name in (LOOK, EXPIRE, CALM):
             return self._fired(event, view)
+        orders: Sequence[Action] = ()
         if type(event) in self._inner.subscribes:
-            self._inner.decide(event, view)
+            orders = self._inner.decide(event, view)
         if isinstance(event, RequestEvent):
             if isinstance(event, RequestInterrupted) or type(event) in ENDS:
                 self.withdraw(event.request_id)
         elif isinstance(event, WorkerUp):
             self._suspects += self._is_suspicious(event)
-        return self._look(event.at_s) if type(event) in _FREEING else ()
+        return (*orders, *self._look(event.at_s)) if type(event) in _FREEING else orders
 
     # ------------------------------------------------------------ as one leg of a request
 
@@ -114,9 +115,9 @@ class Queued:
         """As the mode takes it."""
         return self._inner.lose_index(view, at_s)
 
-    def peer_sent(self, event: RequestArrived, worker_id: WorkerId, overlap_blocks: int, leg: Leg = Leg.AGG) -> None:
+    def peer_sent(self, event: RequestArrived, place: Place, overlap_blocks: int, leg: Leg = Leg.AGG) -> None:
         """Another router sent a request to a worker; nobody who waits here can go for that."""
-        self._inner.peer_sent(event, worker_id, overlap_blocks, leg)
+        self._inner.peer_sent(event, place, overlap_blocks, leg)
 
     def leg_over(self, request_id: RequestId, at_s: float) -> Sequence[Action]:
         """This router's leg of a request is done."""
@@ -192,11 +193,16 @@ class Queued:
         return 0 < busy >= self._limits.busy_worker_share * len(targets)
 
     def _is_busy(self, worker: WorkerView, at_s: float) -> bool:
+        """Whether a worker is; where the router chooses among its ranks, whether the least of them is."""
         tokens, limits = self._inner.prefill_tokens(worker.worker_id, at_s), self._limits
         if limits.prefill_busy_tokens is not None and tokens > limits.prefill_busy_tokens:
             return True
-        share, budget = limits.prefill_busy_share, worker.up.max_batched_tokens
-        return share is not None and bool(budget) and tokens > share * (budget or 0)
+        share, budget = limits.prefill_busy_share, self._budget(worker)
+        return share is not None and bool(budget) and tokens > share * budget
+
+    def _budget(self, worker: WorkerView) -> int:
+        """What a step takes of a worker's prompts, or of one rank's; 0 where it does not say."""
+        return (worker.up.max_batched_tokens or 0) // self._inner.ranks_of(worker)
 
     def _is_suspicious(self, up: WorkerUp) -> bool:
         pool_tokens = (up.total_blocks or 0) * up.block_size
@@ -264,7 +270,7 @@ class Queued:
 
     def _calm_of(self, worker: WorkerView, at_s: float) -> float | None:
         """When a worker's load next falls below a limit with time alone; None: never."""
-        limits, budget = [self._limits.prefill_busy_tokens], worker.up.max_batched_tokens
+        limits, budget = [self._limits.prefill_busy_tokens], self._budget(worker)
         if self._limits.prefill_busy_share is not None and budget:
             limits.append(self._limits.prefill_busy_share * budget)
         return self._inner.calm_s(worker, at_s, [limit for limit in limits if limit is not None])

@@ -28,7 +28,7 @@ from policies.cluster.events import (
     RouterRestarted,
     TimerFired,
 )
-from policies.cluster.ids import Leg, RequestId, WorkerId
+from policies.cluster.ids import Leg, Place, RankId, RequestId
 from policies.cluster.request import RequestState
 from policies.cluster.state import ClusterView, RequestView
 
@@ -52,7 +52,7 @@ class Peered(Protocol):
 
     def counters(self) -> dict[str, int]: ...
 
-    def peer_sent(self, event: RequestArrived, worker_id: WorkerId, overlap_blocks: int, leg: Leg) -> None:
+    def peer_sent(self, event: RequestArrived, place: Place, overlap_blocks: int, leg: Leg) -> None:
         """A peer sent a leg of a request there: it counts as if this router had. Its end comes like any other."""
 
 
@@ -196,6 +196,8 @@ class Replica:
             isl=event.isl,
             blocks=event.blocks,
             overlap_blocks=sent.overlap_blocks,
+            dp_rank=sent.dp_rank,
+            local_hashes=event.local_hashes,
         )
         self._own.setdefault(event.request_id, {})[sent.leg] = _Own(op)
         self._news.append(op)
@@ -245,7 +247,7 @@ class Replica:
                 assert op.worker_id is not None
                 arrived = replace(request.arrived, at_s=event.at_s)
                 self._own.setdefault(arrived.request_id, {})[op.leg] = _Own(op)
-                self._router.peer_sent(arrived, op.worker_id, op.overlap_blocks, op.leg)
+                self._router.peer_sent(arrived, _place(op), op.overlap_blocks, op.leg)
                 if request.state in _COMPUTED:
                     yield from self._computed(arrived.request_id, op, event.at_s, view)
 
@@ -293,10 +295,8 @@ class Replica:
         if op.step is BookingStep.ADD:
             _prune(peer.ended, now_s)
             if key not in peer.open and key not in peer.ended and op.worker_id in view.workers:
-                assert op.worker_id is not None
                 peer.open[key] = _Own(op)
-                arrived = RequestArrived(at_s=now_s, request_id=_name(origin, key), isl=op.isl, blocks=op.blocks)
-                self._router.peer_sent(arrived, op.worker_id, op.overlap_blocks, op.leg)
+                self._router.peer_sent(_arrived(op, origin, key, now_s), _place(op), op.overlap_blocks, op.leg)
         elif op.step is BookingStep.FREE:
             if key in peer.open:
                 yield from self._free(origin, peer, key, now_s, view)
@@ -347,6 +347,19 @@ def _told(bookings: Iterable[_Own]) -> tuple[BookingOp, ...]:
         if one.prefilled:
             ops.append(BookingOp(step=BookingStep.PREFILL_DONE, booking=one.add.booking, leg=one.add.leg))
     return tuple(ops)
+
+
+def _place(op: BookingOp) -> Place:
+    """Where an announced request went."""
+    assert op.worker_id is not None
+    return op.worker_id if op.dp_rank is None else RankId(op.worker_id, op.dp_rank)
+
+
+def _arrived(op: BookingOp, origin: int, key: _Key, now_s: float) -> RequestArrived:
+    """An announced request as our router books it."""
+    return RequestArrived(
+        at_s=now_s, request_id=_name(origin, key), isl=op.isl, blocks=op.blocks, local_hashes=op.local_hashes
+    )
 
 
 def _name(origin: int, key: _Key) -> RequestId:

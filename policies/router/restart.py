@@ -22,7 +22,7 @@ from policies.cluster.events import (
     RequestInterrupted,
     RouterRestarted,
 )
-from policies.cluster.ids import Leg, RequestId, WorkerId
+from policies.cluster.ids import Leg, Place, RequestId
 from policies.cluster.state import ClusterView
 
 RESTARTS: frozenset[type[Event]] = frozenset({RouterRestarted, IndexLost})
@@ -50,9 +50,9 @@ class Restartable:
             found[name] = found.get(name, 0) + count
         return found
 
-    def peer_sent(self, event: RequestArrived, worker_id: WorkerId, overlap_blocks: int, leg: Leg = Leg.AGG) -> None:
+    def peer_sent(self, event: RequestArrived, place: Place, overlap_blocks: int, leg: Leg = Leg.AGG) -> None:
         """As the router takes it."""
-        self._router.peer_sent(event, worker_id, overlap_blocks, leg)
+        self._router.peer_sent(event, place, overlap_blocks, leg)
 
     def decide(self, event: Event, view: ClusterView) -> Iterator[Action]:
         if isinstance(event, RouterRestarted):

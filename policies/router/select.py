@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from policies.cluster.draws import draw, pick
 from policies.cluster.events import RequestArrived, RequestMigrated
-from policies.cluster.ids import Role, WorkerId
+from policies.cluster.ids import Place, Role
 from policies.cluster.state import WorkerView
 from policies.router.settings import TieBreak
 
@@ -99,32 +99,32 @@ class Ties:
     def __init__(self, rule: TieBreak, seed: int) -> None:
         self._rule = rule
         self._seed = seed
-        self._noted: dict[WorkerId, int] = {}
+        self._noted: dict[Place, int] = {}
         self._turn = 0
 
-    def note(self, worker_id: WorkerId) -> None:
+    def note(self, place: Place) -> None:
         """A request was sent to this worker."""
         if self._rule == "least_recent":
             self._turn += 1
-            self._noted[worker_id] = self._turn
+            self._noted[place] = self._turn
 
-    def forget(self, worker_id: WorkerId) -> None:
+    def forget(self, place: Place) -> None:
         """The worker is gone."""
-        self._noted.pop(worker_id, None)
+        self._noted.pop(place, None)
 
-    def choose(self, draw_id: str, equals: Sequence[WorkerId]) -> int:
+    def choose(self, draw_id: str, equals: Sequence[Place]) -> int:
         """Index into `equals` (sorted by id, at least two)."""
         if self._rule == "lowest_id":
             return 0
         if self._rule == "least_recent":
-            turns = [self._noted.get(worker_id, 0) for worker_id in equals]
+            turns = [self._noted.get(place, 0) for place in equals]
             return turns.index(min(turns))
         return self._drawn(draw_id, len(equals))
 
     def _drawn(self, draw_id: str, n: int) -> int:
         return pick(draw(self._seed, "tie", draw_id), n)
 
-    def lowest(self, draw_id: str, costs: Sequence[float], worker_ids: Sequence[WorkerId]) -> tuple[int, str]:
+    def lowest(self, draw_id: str, costs: Sequence[float], places: Sequence[Place]) -> tuple[int, str]:
         """Index of the lowest cost and the rule that decided, `min` or `tie`; equal means exactly equal."""
         least = min(costs)
         if costs.count(least) == 1:
@@ -132,7 +132,7 @@ class Ties:
         equals = [i for i, cost in enumerate(costs) if cost == least]
         if self._rule == "seeded":  # it does not matter who they are
             return equals[self._drawn(draw_id, len(equals))], "tie"
-        return equals[self.choose(draw_id, [worker_ids[i] for i in equals])], "tie"
+        return equals[self.choose(draw_id, [places[i] for i in equals])], "tie"
 
 
 def shares(costs: Sequence[float], temperature: float) -> list[float]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 from policies.cluster.events import TaintWeight
+from policies.errors import ConfigError
 from policies.router.checks import one_of, within
 
 if TYPE_CHECKING:  # what is off is not loaded
@@ -21,6 +22,7 @@ if TYPE_CHECKING:  # what is off is not loaded
 TieBreak = Literal["seeded", "lowest_id", "least_recent"]
 DecodeBasis = Literal["potential", "active"]
 IndexPolicy = Literal["ttl", "lru"]
+IndexKind = Literal["simulated", "engine"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,10 @@ class RouterSettings:
     `preferred_taints` hold for every request, beside those of its own. `device_ratio` is for mode
     device-aware-weighted, `programs` for mode thunder. `prefill_tokens_per_s`: how fast prompts are computed, so that
     the load of one shrinks while it is (None: it counts in full until its first token).
+
+    `index`: whose words tell what is cached, the simulator's own (`cached`) or those of engines (`engine_index`), which
+    number what they say and can be asked again. `route_ranks`: each data-parallel rank of a worker is a place of its
+    own; without, a worker chooses among its ranks.
 
     Without `use_kv_events`, what is cached is guessed from dispatches: by `index_policy` for `approximate_ttl_s`, or as
     much as a worker has room for. With them, a dispatch counts as cached for `predicted_ttl_s` (None: not at all).
@@ -63,6 +69,8 @@ class RouterSettings:
     index_policy: IndexPolicy
     approximate_ttl_s: float
     predicted_ttl_s: float | None = None
+    index: IndexKind = "simulated"
+    route_ranks: bool = False
     device_ratio: int | None = None
     prefill_tokens_per_s: float | None = None
     required_taints: tuple[str, ...] = ()
@@ -84,6 +92,12 @@ class RouterSettings:
         within("approximate_ttl_s", self.approximate_ttl_s, 1e-9)
         within("predicted_ttl_s", self.predicted_ttl_s, 1e-9)
         one_of("index_policy", self.index_policy, get_args(IndexPolicy))
+        one_of("index", self.index, get_args(IndexKind))
+        if self.route_ranks and self.index != "engine":
+            raise ConfigError(
+                f"route_ranks needs index = engine, and index is {self.index}: the simulator's own words tell what a "
+                "worker has, not which of its ranks"
+            )
         within("prefill_tokens_per_s", self.prefill_tokens_per_s, 1e-9)
         one_of("decode_basis", self.decode_basis, get_args(DecodeBasis))
 

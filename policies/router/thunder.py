@@ -29,7 +29,7 @@ from policies.cluster.events import (
     WorkerLost,
     WorkerUp,
 )
-from policies.cluster.ids import RequestId, WorkerId
+from policies.cluster.ids import Place, RankId, RequestId, WorkerId
 from policies.cluster.state import ClusterView, WorkerView
 from policies.errors import ConfigError
 from policies.router.base import NOBODY, Choice, Router
@@ -78,9 +78,10 @@ class Home(Router):
         if isinstance(event, WorkerLost):
             self._ties.forget(event.worker_id)
 
-    def _sent(self, event: RequestArrived, worker_id: WorkerId, overlap_blocks: int) -> None:
-        self._ties.note(worker_id)
-        self._programs.sent(event.request_id, event.session_id, worker_id, event.isl, event.at_s)
+    def _sent(self, event: RequestArrived, place: Place, overlap_blocks: int) -> None:
+        assert not isinstance(place, RankId), "programs stay with workers"
+        self._ties.note(place)
+        self._programs.sent(event.request_id, event.session_id, place, event.isl, event.at_s)
 
 
 class _Waiting(NamedTuple):

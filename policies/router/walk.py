@@ -1,7 +1,7 @@
-"""How far down a block path each worker reaches: one walk over the path's pieces answers for all workers.
+"""How far down a block path each worker reaches, or each rank: one walk over the path's pieces answers for all.
 
 Both the prefix index (what workers have cached) and the books (what they work on) are asked this way. `ends` maps a
-branch to how far each worker reaches in it, counted from the start of the prompt; who is in a branch at all has it
+branch to how far each place reaches in it, counted from the start of the prompt; who is in a branch at all has it
 from its start.
 """
 
@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from policies.cluster.blocks import BlockPath, Branch
-from policies.cluster.ids import WorkerId
+from policies.cluster.ids import Place
 
-Ends = dict[Branch, dict[WorkerId, int]]
+Ends = dict[Branch, dict[Place, int]]
 
 
-def depths(ends: Mapping[Branch, Mapping[WorkerId, int]], path: BlockPath) -> dict[WorkerId, int]:
-    """Leading blocks of `path` that each worker has; workers that have none are left out.
+def depths(ends: Mapping[Branch, Mapping[Place, int]], path: BlockPath) -> dict[Place, int]:
+    """Leading blocks of `path` that each place has; those that have none are left out.
 
     Costs one look-up per piece, and stops at the first piece that nobody is in.
     """
@@ -25,13 +25,13 @@ def depths(ends: Mapping[Branch, Mapping[WorkerId, int]], path: BlockPath) -> di
     if here is None:
         return {}
     lo = pieces[0][1]
-    found = {worker_id: reached if reached < lo else lo for worker_id, reached in here.items()}
+    found = {place: reached if reached < lo else lo for place, reached in here.items()}
     for branch, end in pieces[1:]:
         here = ends.get(branch)
         if here is None:
             break
-        for worker_id, reached in here.items():
-            if found.get(worker_id) == lo:  # it has everything before this piece
-                found[worker_id] = reached if reached < end else end
+        for place, reached in here.items():
+            if found.get(place) == lo:  # it has everything before this piece
+                found[place] = reached if reached < end else end
         lo = end
     return found

@@ -217,12 +217,15 @@ def perform(
     links: Sequence[Link] = (),
     guarded: bool = False,
     queue: QueueSettings | None = None,
+    in_engine_words: bool = False,
 ) -> tuple[MemorySinks, Watched, Caches]:
-    """Run a program to its end and check what must hold then."""
-    router = build(router_settings(mode, block_size=engine.block_size, queue=queue))
+    """Run a program to its end and check what must hold then. `in_engine_words`: mode kv listens to engines' events,
+    which are told again in no time."""
+    index = "engine" if in_engine_words else "simulated"
+    router = build(router_settings(mode, block_size=engine.block_size, index=index, queue=queue))
     watched, sinks = Watched(), MemorySinks()
     caches = Caches()
-    listens = [caches] if mode == "kv" else []
+    listens = [caches] if mode == "kv" and not in_engine_words else []
     migration = Migration(MigrationSettings(limit=limit, max_seq_len=None))
     controller = Controller([*listens, router, migration, *(guards() if guarded else ())], watched)
     world = MockWorld(
@@ -241,7 +244,9 @@ def perform(
         sinks=sinks,
         router=mode,
         key_tokens=KEY_TOKENS,
-        observe=Observation(kv_event_lag_s=lag_s),
+        observe=Observation(
+            kv_event_lag_s=lag_s, engine_events=in_engine_words, kv_dump_block_s=0.0, kv_dump_bytes_per_s=1e18
+        ),
         network=Network(Clock(), links) if links else None,
     )
     for blow in program:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from naive_blocks import Content, NaiveRank
 
-from policies.cluster.ids import BlockHash, Tier, WorkerId
-from policies.cluster.kv_events import KvCleared, KvEvent, KvRemoved, KvStored, RankId
+from policies.cluster.ids import BlockHash, RankId, Tier, WorkerId
+from policies.cluster.kv_events import KvCleared, KvEvent, KvRemoved, KvStored
 from policies.router.chains import index as index_module
 from policies.router.chains.index import ChainIndex
 

@@ -18,6 +18,7 @@ from policies.cluster.hashing import chain_hashes, local_hashes, trace_tokens
 from policies.cluster.ids import RequestId, WorkerId
 from policies.router.cost import Load, Weights, costs, terms
 from policies.router.select import Ties, shares, softmax
+from twin.mocker.kvnames import BlockNames
 
 DRAWS = 3000
 
@@ -135,6 +136,31 @@ def test_paths_share_what_chained_hashes_of_the_tokens_share(prompts: list, key_
     for (one, hashes_one), (two, hashes_two) in product(zip(paths, chains, strict=True), repeat=2):
         assert one.blocks == len(hashes_one)
         assert len(set(blocks_of(one)) & set(blocks_of(two))) == len(set(hashes_one) & set(hashes_two))
+
+
+@given(
+    prompts=st.lists(PROMPT, min_size=2, max_size=5),
+    key_tokens=st.integers(1, 10),
+    block_size=st.integers(1, 12),
+)
+def test_simulated_engines_name_blocks_as_their_tokens_would(prompts: list, key_tokens: int, block_size: int) -> None:
+    """Chained, their local hashes are equal where those of the tokens are; and so are the ids that they give."""
+    tree = ContentTree(key_tokens, block_size)
+    names = BlockNames(key_tokens, block_size)
+    of_tokens, of_names, of_ids, held = [], [], [], []
+    for keys, cut in prompts:
+        isl = max(1, len(keys) * key_tokens - cut)
+        path = tree.path(keys, isl)
+        held.append(path)
+        of_tokens.append(chain_hashes(local_hashes(trace_tokens(keys, key_tokens, isl), block_size)))
+        of_names.append(chain_hashes(names.prompt(path)))
+        of_ids.append([ext for run in path.runs() for ext in names.of(*run).exts])
+        if path.blocks:
+            assert names.hashes_to(path.pieces[-1][0], path.blocks) == names.prompt(path)
+    for one, two in product(range(len(prompts)), repeat=2):
+        shared = len(set(of_tokens[one]) & set(of_tokens[two]))
+        assert len(set(of_names[one]) & set(of_names[two])) == shared
+        assert len(set(of_ids[one]) & set(of_ids[two])) == shared
 
 
 def blocks_of(path: object) -> list[tuple]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from policies.cluster.actions import Action, RequestIndexDump, RequestIndexReplay, SetTimer
 from policies.cluster.events import Event, TimerFired
-from policies.cluster.ids import BlockHash, Tier, WorkerId
+from policies.cluster.ids import BlockHash, RankId, Tier, WorkerId
 from policies.cluster.invariants import Invariants
 from policies.cluster.kv_events import (
     DumpEntry,
@@ -26,7 +26,6 @@ from policies.cluster.kv_events import (
     KvEvent,
     KvRemoved,
     KvStored,
-    RankId,
 )
 from policies.router.chains.feed import FeedMode
 from policies.router.chains.holders import Overlap

@@ -1,7 +1,8 @@
 """Attention data parallelism: the ranks of one worker, each with its own scheduler and pool, in step with each other.
 
 A step starts for all ranks together and ends at the slowest one; the tokens of every rank appear at that end. Requests
-go to the ranks in turn. It looks like one engine from outside and never moves a request between ranks.
+go to the rank that the router has chosen for them, the others to the ranks in turn. It looks like one engine from
+outside and never moves a request between ranks.
 """
 
 from __future__ import annotations
@@ -89,6 +90,7 @@ class RankedEngine:
         self._steps = 0  # of the group, so far
         self._left_waiting = [False] * ranks
         self._turn = 0
+        self.routed: Callable[[Sequence], int | None] = lambda seq: None  # the rank that a router has chosen, if any
         self._latest = 0
         self._rank_of: dict[Sequence, int] = {}
         self._in_pace: list[Rank] = []  # ranks that decoded together in the step that was planned last
@@ -154,8 +156,8 @@ class RankedEngine:
     # ------------------------------------------------------------ requests in and out
 
     def submit(self, seq: Sequence) -> str | None:
-        """Queue a request on the rank whose turn it is; returns the reason when it can never run here."""
-        at = self._next_rank()
+        """Queue a request on its rank; returns the reason when it can never run here."""
+        at = self._rank_for(seq)
         refusal = self.ranks[at].submit(seq)
         if refusal is None:
             self._rank_of[seq] = self._latest = at
@@ -187,10 +189,10 @@ class RankedEngine:
         self.ranks[self._rank_of.pop(seq)].release(seq)
 
     def reserve(self, seq: Sequence) -> bool:
-        """Destination side: room on the rank whose turn it was when the request first asked."""
+        """Destination side: room on the rank that the request got when it first asked."""
         at = self._rank_of.get(seq)
         if at is None:
-            at = self._rank_of[seq] = self._next_rank()
+            at = self._rank_of[seq] = self._rank_for(seq)
         return self.ranks[at].reserve(seq)
 
     def activate(self, seq: Sequence) -> bool:
@@ -203,7 +205,11 @@ class RankedEngine:
         for rank in self.ranks:
             rank.hold_back(hold)
 
-    def _next_rank(self) -> int:
+    def _rank_for(self, seq: Sequence) -> int:
+        """Where the router wants a request; else the rank whose turn it is."""
+        chosen = self.routed(seq)
+        if chosen is not None:
+            return chosen
         at = self._turn
         self._turn = (at + 1) % len(self.ranks)
         return at
@@ -393,11 +399,18 @@ def slowest(pieces: list[DecodePiece]) -> DecodePiece:
 class RankPools:
     """The pools of all ranks as one, for those who count blocks or listen to KV events.
 
-    A block counts as removed from the worker when no rank has it any more.
+    A block counts as removed from the worker when no rank has it any more; unless they are told `apart`, each by
+    `each`.
     """
 
     def __init__(self, pools: list[RankPool]) -> None:
         self._pools = pools
+        self.apart = False
+
+    @property
+    def each(self) -> list[RankPool]:
+        """The pools, by rank."""
+        return self._pools
 
     @property
     def active(self) -> int:
@@ -430,6 +443,8 @@ class RankPools:
 
     @property
     def removed(self) -> list[BlockRun]:
+        if self.apart:
+            return [run for pool in self._pools for run in pool.removed]
         removed: list[BlockRun] = []
         for at, pool in enumerate(self._pools):
             if pool.removed:

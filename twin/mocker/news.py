@@ -6,13 +6,14 @@ somebody is about to look at the caches: nobody may choose a worker on what is n
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
-from policies.cluster.events import BlocksCleared, BlocksRemoved, BlocksStored, WorkerReported
+from policies.cluster.events import BlocksCleared, BlocksRemoved, BlocksStored, WorkerEvent, WorkerReported
 from policies.cluster.ids import Role, Tier, WorkerId
+from policies.errors import CapabilityError
 from twin.engine.plan import StepPlan
 from twin.engine.ticks import instant
 from twin.mocker.clock import Order
@@ -20,6 +21,7 @@ from twin.mocker.wires import FRONTEND
 from twin.mocker.worker import MockWorker
 
 if TYPE_CHECKING:
+    from policies.cluster.actions import RequestIndexDump, RequestIndexReplay
     from policies.kvbm.consolidate import Change
     from twin.mocker.churn import Upset
     from twin.mocker.world import MockWorld, Observation, WorkerSpec
@@ -102,11 +104,9 @@ class News:
         if not self.of_blocks or self._is_silent(worker.up.role):  # an engine with tiers notes them whoever listens
             pool.stored, pool.removed = [], []
             return
-        now_s, lag_s = self._world.clock.now, self._observe.kv_event_lag_s
-        upset = self._world.churn.upsets.get(worker.worker_id) if self._world.churn.upsets else None
-        if upset is not None:
-            lag_s += upset.delay_s
-        events: list[BlocksRemoved | BlocksStored] = []
+        now_s = self._world.clock.now
+        lag_s, upset = self._way(worker.worker_id)
+        events: list[WorkerEvent] = []
         if pool.removed:
             events.append(
                 BlocksRemoved(at_s=instant(now_s + lag_s), worker_id=worker.worker_id, runs=tuple(pool.removed))
@@ -117,15 +117,23 @@ class News:
                 BlocksStored(at_s=instant(now_s + lag_s), worker_id=worker.worker_id, runs=tuple(pool.stored))
             )
             pool.stored = []
+        self._send(worker, events, lag_s, upset)
+
+    def _way(self, worker_id: WorkerId) -> tuple[float, Upset | None]:
+        """How long what a worker says of its blocks is on the way now, and what else disturbs it."""
+        lag_s = self._observe.kv_event_lag_s
+        upset = self._world.churn.upsets.get(worker_id) if self._world.churn.upsets else None
+        return (lag_s, None) if upset is None else (lag_s + upset.delay_s, upset)
+
+    def _send(self, worker: MockWorker, events: Sequence[WorkerEvent], lag_s: float, upset: Upset | None) -> None:
+        """Each of these is told, unless it is lost."""
         for event in events:
             if upset is None:
                 self._tell(worker, event, lag_s)
             else:
                 self._tell_upset(worker, event, lag_s, upset)
 
-    def _tell_upset(
-        self, worker: MockWorker, event: BlocksStored | BlocksRemoved | BlocksCleared, lag_s: float, upset: Upset
-    ) -> None:
+    def _tell_upset(self, worker: MockWorker, event: WorkerEvent, lag_s: float, upset: Upset) -> None:
         """A message that may be lost, late or told twice."""
         for more_s in upset.fates_s():
             at_s = instant(self._world.clock.now + lag_s + more_s)
@@ -140,6 +148,10 @@ class News:
             self._world.post(BlocksStored(at_s=self._world.clock.now, worker_id=worker.worker_id, runs=runs))
         if self._world.block_tiers is not None:
             self._world.block_tiers.tell_all(worker.worker_id)
+
+    def answer(self, asked: RequestIndexReplay | RequestIndexDump) -> None:
+        """A rank is asked to say again what it has."""
+        raise CapabilityError(f"workers that tell of blocks in the simulator's own words cannot answer {asked!r}")
 
     def tier_changed(self, worker_id: WorkerId, change: Change) -> None:
         """Blocks were stored in a tier below a device, or left it."""
@@ -163,19 +175,10 @@ class News:
             return
         if tier is not Tier.G4_REMOTE and self._is_silent(worker.up.role):
             return
-        lag_s = self._observe.kv_event_lag_s
-        upset = self._world.churn.upsets.get(worker_id) if self._world.churn.upsets else None
-        if upset is not None:
-            lag_s += upset.delay_s
-        event = made(instant(self._world.clock.now + lag_s))
-        if upset is None:
-            self._tell(worker, event, lag_s)
-        else:
-            self._tell_upset(worker, event, lag_s, upset)
+        lag_s, upset = self._way(worker_id)
+        self._send(worker, (made(instant(self._world.clock.now + lag_s)),), lag_s, upset)
 
-    def _tell(
-        self, worker: MockWorker, event: BlocksStored | BlocksRemoved | BlocksCleared | WorkerReported, lag_s: float
-    ) -> None:
+    def _tell(self, worker: MockWorker, event: WorkerEvent, lag_s: float) -> None:
         """Post what a worker says of itself, now or late."""
         if lag_s <= 0.0 and not self._world.wires.parts:
             self._world.post(event)

@@ -6,7 +6,7 @@ It decides nothing: each worker's block manager does (`tierlane`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from policies.cluster.blocks import BlockPath
@@ -88,9 +88,13 @@ class Tiers:
 
     def tell_all(self, worker_id: WorkerId) -> None:
         """Say what the tiers of a worker hold."""
-        lane = self.lanes.get(worker_id)
-        for change in lane.manager.contents() if lane is not None else ():
+        for change in self.contents(worker_id):
             self.listener.tier_changed(worker_id, change)
+
+    def contents(self, worker_id: WorkerId) -> Sequence[Change]:
+        """What the tiers of a worker hold, as stores."""
+        lane = self.lanes.get(worker_id)
+        return lane.manager.contents() if lane is not None else ()
 
     # ------------------------------------------------------------ requests that wait in the router
 

@@ -26,6 +26,8 @@ from policies.cluster.actions import (
     PublishBooking,
     RecallWorker,
     Reject,
+    RequestIndexDump,
+    RequestIndexReplay,
     SetTimer,
     Unfence,
 )
@@ -108,11 +110,21 @@ class WorkerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """How late the cluster learns things, in seconds; `report_every_s` is the interval of load reports."""
+    """How late the cluster learns things, in seconds; `report_every_s` is the interval of load reports.
+
+    `engine_events`: workers tell of their blocks as engines do (`kvstreams`), by rank with `ranks_apart`. Each rank can
+    say its last `kv_replay_events` again; an answer takes `kv_dump_block_s` a block, and comes at
+    `kv_dump_bytes_per_s`.
+    """
 
     report_lag_s: float = 0.0
     report_every_s: float = 1.0
     kv_event_lag_s: float = 0.0
+    engine_events: bool = False
+    ranks_apart: bool = False
+    kv_replay_events: int = 10_000
+    kv_dump_block_s: float = 20e-6
+    kv_dump_bytes_per_s: float = 1e9
 
 
 PROMPT = Observation()
@@ -210,12 +222,8 @@ class MockWorld:
         self._lookup_blocks = self._hit_blocks = self._host_hit_blocks = 0
         self._arriving = True
         self._next_row: Row | None = None  # of the open loop: not yet its time
-        self.news = News(
-            self,
-            observe,
-            decode_events=handoff is not None and handoff.decode_kv_events,
-            loses_events=loses_events,
-        )
+        decode_events = handoff is not None and handoff.decode_kv_events
+        self.news = self._news(observe, decode_events=decode_events, loses_events=loses_events)
         self._trees = _trees(workers, key_tokens, one_size=self.news.of_blocks)
         self.tree = next(iter(self._trees.values()))  # what policies see: the blocks of the first worker
         self._one_size = self.tree.block_size if len(self._trees) == 1 else 0
@@ -247,6 +255,14 @@ class MockWorld:
             self.sync = RouterSync(self, sync)
         for spec in workers:
             self._expect(spec)
+
+    def _news(self, observe: Observation, *, decode_events: bool, loses_events: bool) -> News:
+        """Whatever workers say of themselves, in the words that are asked for."""
+        if not observe.engine_events:
+            return News(self, observe, decode_events=decode_events, loses_events=loses_events)
+        from twin.mocker.kvstreams import EngineNews
+
+        return EngineNews(self, observe, decode_events=decode_events, loses_events=loses_events)
 
     def _carriers(self, plan: HandoffPlan) -> Handoffs:
         """Whatever carries KV from prefill workers to decode workers."""
@@ -496,6 +512,8 @@ class MockWorld:
                 self.post(WorkerUnfenced(at_s=self.clock.now, worker_id=action.worker_id, cause=action.cause))
             case Probe() if self.canaries is not None:
                 self.canaries.probe(action)
+            case RequestIndexReplay() | RequestIndexDump():
+                self.news.answer(action)
             case _:
                 raise CapabilityError(f"the simulated world cannot perform {action!r} in this version")
 

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Protocol
 
 from policies.cluster.actions import Action, RequestIndexDump, RequestIndexReplay, SetTimer
+from policies.cluster.ids import RankId
 from policies.cluster.kv_events import (
     DumpEntry,
     IndexAnswer,
@@ -20,7 +21,6 @@ from policies.cluster.kv_events import (
     IndexRecoveryFailed,
     IndexReplay,
     KvEvent,
-    RankId,
 )
 
 MOST_BUFFERED = 100_000
@@ -265,5 +265,6 @@ class Feed:
 
     def _ask(self, now_s: float, request: RequestIndexReplay | RequestIndexDump) -> list[Action]:
         self._asks = self._open = request.ask
-        timer = SetTimer(name=self.timer, due_s=now_s + self._wait_s, reason=f"request {request.ask} may take so long")
+        why = f"request {request.ask} may take so long"
+        timer = SetTimer(name=self.timer, due_s=now_s + self._wait_s, background=True, reason=why)
         return [request, timer]

@@ -19,8 +19,13 @@ from policies.cluster.ids import Tier
 TIERS: tuple[Tier, ...] = tuple(Tier)
 """The tiers, fastest first; a tier's place here is its number below."""
 
+SHARED = TIERS.index(Tier.G4_REMOTE)
+"""The number of the tier that is everybody's, whoever tells of a block there."""
+
 Mask: TypeAlias = int
 """A set of holders, one bit each."""
+
+EVERYBODY: Mask = -1
 
 _Name = TypeVar("_Name")
 _Name_contra = TypeVar("_Name_contra", contravariant=True)
@@ -92,6 +97,15 @@ class Cover:
     def of(self, block: int) -> Mask:
         """Who holds one block of the branch."""
         return self.masks[bisect_right(self.cuts, block) - 1]
+
+    def along(self, bit: Mask, at: int, end: int) -> int:
+        """How far one of these holders at a time has all blocks from `at` on, no farther than `end`."""
+        cuts, masks = self.cuts, self.masks
+        i = bisect_right(cuts, at) - 1
+        while at < end and masks[i] & bit:
+            i += 1
+            at = cuts[i]
+        return min(at, end)
 
     def _cut(self, at: int) -> int:
         """The stretch that begins at block `at`, cut off from the one before it if need be."""
@@ -205,7 +219,7 @@ def reach(tiers: Sequence[Holders], path: BlockPath, everyone: Mask, most_blocks
     """How far along a path, and no farther than `most_blocks`, each of `everyone` gets.
 
     Device memory counts from the start to the first block that is missing there; from there on the next tier counts,
-    and so on. Blocks behind a gap in all of that do not count.
+    and so on. Blocks behind a gap in all of that do not count. What is in the shared tier is there for everyone.
     """
     used = [number for number, holders in enumerate(tiers) if holders.covers]
     most = path.blocks if most_blocks is None else max(0, min(path.blocks, most_blocks))
@@ -214,7 +228,29 @@ def reach(tiers: Sequence[Holders], path: BlockPath, everyone: Mask, most_blocks
         return Reach((), ())
     if used == [0]:
         return Reach(used, [_along_one(covers[0], path, everyone, most)])
-    return Reach(used, _along_all(covers, path, everyone, most))
+    return Reach(used, _along_all(covers, path, everyone, most, shared=used[-1] == SHARED))
+
+
+def beyond(
+    tiers: Sequence[Holders], path: BlockPath, bit: Mask, at: int, most_blocks: int
+) -> tuple[int, int, int]:  # by host, disk, shared
+    """How a path goes on below `at` blocks for one holder, tier by tier as in `reach`: in host memory, then on disk,
+    then in the shared tier."""
+    found = [0, 0, 0]
+    most = min(path.blocks, most_blocks)
+    for tier in range(1, len(tiers)):
+        covers = tiers[tier].covers
+        who = EVERYBODY if tier == SHARED else bit
+        for branch, end in path.pieces if covers else ():
+            end = min(end, most)
+            if at < end:
+                cover = covers.get(branch)
+                upto = cover.along(who, at, end) if cover is not None else at
+                found[tier - 1] += upto - at
+                at = upto
+                if at < end:
+                    break
+    return found[0], found[1], found[2]
 
 
 def _along_one(covers: dict[Branch, Cover], path: BlockPath, everyone: Mask, most: int) -> Ends:
@@ -241,13 +277,19 @@ def _along_one(covers: dict[Branch, Cover], path: BlockPath, everyone: Mask, mos
     return ends
 
 
-def _along_all(covers: Sequence[dict[Branch, Cover]], path: BlockPath, everyone: Mask, most: int) -> list[Ends]:
-    """The same with several tiers: who leaves one falls into the next, at the same block."""
+def _along_all(
+    covers: Sequence[dict[Branch, Cover]], path: BlockPath, everyone: Mask, most: int, *, shared: bool
+) -> list[Ends]:
+    """The same with several tiers: who leaves one falls into the next, at the same block. `shared`: the last of them is
+    everybody's."""
+    last = len(covers) - 1 if shared else None
     ends = [Ends([], []) for _ in covers]
     alive = [everyone, *(0 for _ in covers[1:])]
     for at, masks in _stretches(covers, path, most):
         falling = 0
         for tier, mask in enumerate(masks):
+            if mask and tier == last:
+                mask = everyone
             here = alive[tier] | falling
             alive[tier] = here & mask
             falling = here & ~mask

@@ -7,15 +7,15 @@ and loaded, so that a new router starts from what another one knows. What nobody
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, TypeAlias
 
 from policies.cluster.blocks import BlockPath, ContentTree
-from policies.cluster.ids import WorkerId
-from policies.cluster.kv_events import DumpEntry, KvCleared, KvEvent, KvRefused, KvRemoved, KvStored, RankId
+from policies.cluster.ids import BlockHash, RankId, Tier, WorkerId
+from policies.cluster.kv_events import DumpEntry, KvCleared, KvEvent, KvRefused, KvRemoved, KvStored
 from policies.errors import CapabilityError, InvariantError
 from policies.router.chains.counts import Counts, Sizes
-from policies.router.chains.holders import TIERS, Columns, Holders, Mask, Overlap, Reach, reach
+from policies.router.chains.holders import SHARED, TIERS, Columns, Holders, Mask, Overlap, Reach, beyond, reach
 from policies.router.chains.lineage import Lineage, World
 
 Semantics: TypeAlias = Literal["set", "cascade"]
@@ -27,14 +27,19 @@ _BRANCH_BLOCKS = 128
 
 
 class ChainIndex:
-    """One block size, all ranks. `counts` are the odd things, over all ranks and since the start."""
+    """One block size, all ranks. `counts` are the odd things, over all ranks and since the start.
 
-    __slots__ = ("_everyone", "_names", "_numbers", "_ranks", "_refused", "_tree", "_world")
+    The shared tier is everybody's: a block there counts for every rank, and is gone once any rank says so; for that all
+    who tell of it must give a block one id. What a rank put there stays when the rank is gone.
+    """
+
+    __slots__ = ("_everyone", "_gone", "_names", "_numbers", "_ranks", "_refused", "_tree", "_world")
 
     def __init__(self, semantics: Semantics = "set") -> None:
         self._tree = ContentTree(1, 1, _BRANCH_BLOCKS)
         self._world = World(self._tree, tuple(Holders() for _ in TIERS), Counts(), semantics == "cascade")
         self._ranks: dict[RankId, Lineage] = {}
+        self._gone: list[Lineage] = []  # ranks that are not there any more, with what they put into the shared tier
         self._names: list[RankId | None] = []  # by bit; None: free
         self._numbers: dict[RankId, int] = {}  # bits by name
         self._everyone: Mask = 0
@@ -48,12 +53,30 @@ class ChainIndex:
         self._enter(rank, Lineage(self._world, self._free_bit()))
 
     def drop(self, rank: RankId) -> None:
-        """A rank is gone, with everything that it held."""
+        """A rank is gone, with everything that was its own."""
         lineage = self._ranks.pop(rank, None)
-        if lineage is not None:
+        if lineage is None:
+            return
+        del self._numbers[rank]
+        self._everyone &= ~lineage.bit
+        self._clear_own(lineage)
+        if lineage.resident:
+            self._gone.append(lineage)
+        else:
+            self._free(lineage)
+
+    def _clear_own(self, lineage: Lineage) -> None:
+        """All leaves the tiers that are a rank's own."""
+        if self._world.tiers[SHARED].covers and lineage.holds_any(Tier.G4_REMOTE):
+            for tier in TIERS[:SHARED]:
+                lineage.clear(tier)
+        else:
             lineage.clear()
-            self._names[self._numbers.pop(rank)] = None
-            self._everyone &= ~lineage.bit
+
+    def _free(self, lineage: Lineage) -> None:
+        """Nobody holds anything as this holder any more."""
+        lineage.clear()
+        self._names[lineage.bit.bit_length() - 1] = None
 
     def __contains__(self, rank: RankId) -> bool:
         return rank in self._ranks
@@ -81,15 +104,60 @@ class ChainIndex:
         """Take in one event of a registered rank; the order is the caller's promise."""
         lineage = self._of((event.worker_id, event.dp_rank))
         if isinstance(event, KvStored):
+            if event.tier is Tier.G4_REMOTE:
+                lineage = self._who_knows(event.parent_ext, lineage)
             lineage.store(event.tier, event.parent_ext, event.exts, event.local_hashes, event.start_position)
         elif isinstance(event, KvRemoved):
-            lineage.remove(event.tier, event.exts)
+            if event.tier is Tier.G4_REMOTE:
+                self._remove_shared(lineage, event.exts)
+            else:
+                lineage.remove(event.tier, event.exts)
         elif isinstance(event, KvCleared):
-            lineage.clear(event.tier)
+            if event.tier is None:
+                self._clear_own(lineage)
+            elif event.tier is Tier.G4_REMOTE:
+                self._clear_shared()
+            else:
+                lineage.clear(event.tier)
         elif isinstance(event, KvRefused):
             self._refused += 1
         else:
             raise CapabilityError(f"{type(self).__name__} cannot take {event!r}")
+
+    def _who_knows(self, parent: BlockHash | None, lineage: Lineage) -> Lineage:
+        """The rank whose blocks say where the children of an id stand: `lineage` itself, if it can."""
+        if parent is None or lineage.knows(parent):
+            return lineage
+        return next((one for one in self._lineages if one.knows(parent)), lineage)
+
+    def _remove_shared(self, lineage: Lineage, exts: Sequence[BlockHash]) -> None:
+        """Blocks left the shared tier, whoever had put them there."""
+        left = dict.fromkeys(exts)
+        for one in tuple(self._lineages):
+            mine = [ext for ext in exts if one.holds(Tier.G4_REMOTE, ext)]
+            if mine:
+                one.remove(Tier.G4_REMOTE, mine)
+                for ext in mine:
+                    left.pop(ext, None)
+        if left:  # unknown, or an orphan
+            lineage.remove(Tier.G4_REMOTE, tuple(left))
+        self._bury()
+
+    def _clear_shared(self) -> None:
+        for one in tuple(self._lineages):
+            one.clear(Tier.G4_REMOTE)
+        self._bury()
+
+    def _bury(self) -> None:
+        """Forget ranks that are gone and have nothing in the shared tier any more."""
+        for one in [one for one in self._gone if not one.resident]:
+            self._gone.remove(one)
+            self._free(one)
+
+    @property
+    def _lineages(self) -> Iterator[Lineage]:
+        yield from self._ranks.values()
+        yield from self._gone
 
     def load(self, rank: RankId, entries: Sequence[DumpEntry]) -> None:
         """A rank holds exactly this from now on; built aside, so the old content stands until all of it is there."""
@@ -101,7 +169,9 @@ class ChainIndex:
             new.clear()
             raise
         new.belongs_to(self._world)
-        self.drop(rank)
+        old = self._ranks.pop(rank)
+        self._everyone &= ~old.bit
+        self._free(old)
         self._enter(rank, new)
 
     def dump(self, rank: RankId) -> tuple[DumpEntry, ...]:
@@ -125,6 +195,16 @@ class ChainIndex:
     def match(self, path: BlockPath, most_blocks: int | None = None) -> Reach:
         """How far along a prompt, but no farther than `most_blocks`, each rank gets."""
         return reach(self._world.tiers, path, self._everyone, most_blocks)
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether nothing is held below device memory."""
+        return not any(holders.covers for holders in self._world.tiers[1:])
+
+    def beyond(self, path: BlockPath, rank: RankId, at: int, most_blocks: int) -> tuple[int, int, int]:
+        """Blocks that a rank has of a prompt below its first `at`: in host memory, on disk, in the shared tier."""
+        lineage = self._ranks.get(rank)
+        return beyond(self._world.tiers, path, lineage.bit if lineage is not None else 0, at, most_blocks)
 
     def depths(self, found: Reach) -> dict[RankId, int]:
         """Leading blocks in device memory of each rank that has any."""
@@ -151,7 +231,8 @@ class ChainIndex:
             return "whole prompt"
         for branch, lo, hi in path.runs():
             for block in range(max(lo, reached + 1), hi):
-                if any(holders.of(branch, block) & bit for holders in self._world.tiers):
+                masks = [holders.of(branch, block) for holders in self._world.tiers]
+                if any(mask & bit for mask in masks) or masks[SHARED]:
                     return f"hole at {reached + 1}"
         return f"ends at {reached + 1}"
 
@@ -165,7 +246,7 @@ class ChainIndex:
     @property
     def sizes(self) -> Sizes:
         """Block ids of all ranks, by state."""
-        return Sizes(*map(sum, zip((0, 0, 0), *(lineage.sizes for lineage in self._ranks.values()), strict=True)))
+        return Sizes(*map(sum, zip((0, 0, 0), *(lineage.sizes for lineage in self._lineages), strict=True)))
 
     def sizes_of(self, rank: RankId) -> Sizes:
         return self._of(rank).sizes
@@ -174,7 +255,7 @@ class ChainIndex:
     def size(self) -> int:
         """Entries of all tables, a measure of memory: 0 when no rank is registered."""
         held = sum(holders.size for holders in self._world.tiers)
-        return len(self._ranks) + sum(sum(lineage.sizes) for lineage in self._ranks.values()) + held + len(self._tree)
+        return len(self._ranks) + sum(sum(lineage.sizes) for lineage in self._lineages) + held + len(self._tree)
 
     def counters(self) -> dict[str, int]:
         """Counts for the report, with the sizes."""

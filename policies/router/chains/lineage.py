@@ -50,6 +50,20 @@ class Lineage:
     def sizes(self) -> Sizes:
         return Sizes(self.resident, len(self._ghosts), len(self._orphans.by_ext))
 
+    def knows(self, ext: BlockHash) -> bool:
+        """Whether it is known where a block of that id stands."""
+        return ext in self._where
+
+    def holds(self, tier: Tier, ext: BlockHash) -> bool:
+        """Whether a tier holds a block of that id, whose place is known."""
+        run = self._where.get(ext)
+        return run is not None and bool(run.held[_number(tier)] >> run.exts.index(ext) & 1)
+
+    def holds_any(self, tier: Tier) -> bool:
+        """Whether a tier holds any block whose place is known."""
+        number = _number(tier)
+        return any(run.held[number] for run in self._where.values())
+
     def belongs_to(self, world: World) -> None:
         """Count what is odd there from now on; content and holders must be the same."""
         self._world = world

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from policies.cluster.actions import Action
 from policies.cluster.blocks import BlockPath
 from policies.cluster.events import Event, TimerFired, WorkerLost, WorkerUp
-from policies.cluster.ids import WorkerId
+from policies.cluster.ids import RankId, WorkerId
 from policies.cluster.kv_events import (
     IndexAnswer,
     IndexDump,
@@ -26,7 +26,6 @@ from policies.cluster.kv_events import (
     KvRemoved,
     KvStored,
     RankEvent,
-    RankId,
 )
 from policies.errors import ConfigError
 from policies.router.chains.counts import Sizes
@@ -191,6 +190,24 @@ class LiveIndex:
                 "hash it in every size of `block_sizes`"
             )
         return Prompt(isl, {size: index.path(local_hashes[size]) for size, index in self._indexes.items()})
+
+    def path(self, local_hashes: Sequence[int]) -> BlockPath:
+        """A prompt by its local hashes in the router's block size; the same content is the same path."""
+        return self._indexes[self.block_size].path(local_hashes)
+
+    def depths(self, path: BlockPath, most_blocks: int) -> dict[RankId, int]:
+        """Leading blocks of a path that each rank of the router's block size has in device memory; none: left out."""
+        index = self._indexes[self.block_size]
+        return index.depths(index.match(path, most_blocks))
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether no such rank has anything below device memory."""
+        return self._indexes[self.block_size].is_flat
+
+    def beyond(self, path: BlockPath, rank: RankId, at: int, most_blocks: int) -> tuple[int, int, int]:
+        """Blocks that such a rank has of a path below its first `at`: in host memory, on disk, in the shared tier."""
+        return self._indexes[self.block_size].beyond(path, rank, at, most_blocks)
 
     def columns(self, prompt: Prompt, ranks: Sequence[RankId]) -> Columns:
         """What these ranks have of a prompt, in the router's blocks, never all of it: its last token is computed."""

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.cluster.blocks import BlockPath, ContentTree
-from policies.cluster.ids import WorkerId
-from policies.cluster.kv_events import RankId
+from policies.cluster.ids import RankId, WorkerId
 from policies.errors import ConfigError, InvariantError
 from policies.router.chains import approximate
 from policies.router.chains.approximate import LruIndex, TtlIndex, raised

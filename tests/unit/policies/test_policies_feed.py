@@ -12,7 +12,7 @@ from builders import worker
 from policies.cluster.actions import Action, RequestIndexDump, RequestIndexReplay, SetTimer
 from policies.cluster.events import Event, TimerFired, WorkerLost
 from policies.cluster.hashing import local_hashes
-from policies.cluster.ids import BlockHash, Tier, WorkerId
+from policies.cluster.ids import BlockHash, RankId, Tier, WorkerId
 from policies.cluster.invariants import Invariants
 from policies.cluster.kv_events import (
     DumpEntry,
@@ -22,7 +22,6 @@ from policies.cluster.kv_events import (
     KvEvent,
     KvRemoved,
     KvStored,
-    RankId,
 )
 from policies.errors import ConfigError, InvariantError
 from policies.router.chains import feed as feed_module
@@ -394,3 +393,21 @@ def test_a_strange_kind_of_event_is_loud() -> None:
     fed = at_ten()
     with pytest.raises(Exception, match="cannot take"):
         fed.post(KvMoved(at_s=0.0, worker_id=WorkerId(0), event_id=11))
+
+
+@pytest.mark.parametrize("other", [{"dp_rank": 1}, {"worker_id": 1}, {"epoch": 9}])
+def test_what_others_said_is_left_out_of_a_replay(other: dict[str, int]) -> None:
+    """Whoever answers may send what another rank said too, or this one under another registration."""
+    fed = at_ten()
+    fed.post(stored(13))
+    ids = [(BlockHash(100 + n),) for n in (11, 12)]
+    foreign = tuple(
+        replace(stored(n, **other), exts=block, local_hashes=block) for n, block in zip((11, 12), ids, strict=True)
+    )
+    fed.post(IndexReplay(**fed.common, events=(*foreign, stored(11), stored(12))))
+    assert (fed.state, fed.held) == ((13, LIVE), {1, 11, 12, 13})
+
+    lone = at_ten()
+    lone.post(stored(13))
+    lone.post(IndexReplay(**lone.common, events=foreign))
+    assert (lone.state, lone.held) == ((13, DEGRADED), {1, 13}), "a replay of others' events answers nothing"

@@ -78,6 +78,7 @@ def test_a_line_is_plain_json() -> None:
             "leg": "AGG",
             "overlap_blocks": 1,
             "candidates": [],
+            "dp_rank": None,
         }
     ]
 
