@@ -7,17 +7,17 @@ nor hide a part that is too thin to be seen: the legend and the end of the row h
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from html import escape
 from typing import Final
 
+from policies.frozen import frozen
 from reports.svg import WIDTH
 
 LEFT, RIGHT, TOP, ROW_PX, BAR_PX = 170, 84, 6, 30, 18
 PLOT_W: Final = WIDTH - LEFT - RIGHT
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Part:
     """A piece of a row: what it is, how long (0 or more), its colour, how its value reads."""
 
@@ -27,7 +27,7 @@ class Part:
     says: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Row:
     """One bar: its name, its parts from the left, and what stands at its end."""
 
@@ -36,7 +36,7 @@ class Row:
     says: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Bars:
     """Rows on one scale. `full` is the value at the right end (above 0); `legend` are (text, colour)."""
 

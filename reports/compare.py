@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
 import numpy as np
 
+from policies.frozen import frozen
 from reports.columns import F64, Columns
 from reports.metrics import Distribution, mean_ci95
 from reports.record import RunRecord
@@ -27,7 +27,7 @@ FLOOR_S: Final = 1e-3
 Unit = Literal["s", "share", "count", "rate"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Difference:
     """A figure of both runs. `relative` is (b - a) / a; `spread` is half the 95 % interval of b - a where there is
     one, and `inside` says whether 0 lies in it: no difference that the runs can show.
@@ -43,7 +43,7 @@ class Difference:
     inside: bool | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class MatchedMetric:
     """One latency of the same requests in both runs: `rows` completed with it in both, `only_a`, `only_b` in one.
 
@@ -60,7 +60,7 @@ class MatchedMetric:
     mean_difference_ci95_s: tuple[float, float] | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Matched:
     """Both runs had the same requests (prompt and output lengths by row): what became of each."""
 
@@ -71,7 +71,7 @@ class Matched:
     metrics: tuple[MatchedMetric, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ConfigDifference:
     """A configuration key that the runs do not share; None where one of them has no such key."""
 
@@ -80,7 +80,7 @@ class ConfigDifference:
     b: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Comparison:
     """Run `b` against run `a`. `matched` is None where the runs had different requests."""
 

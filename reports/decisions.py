@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from math import isnan
 from typing import Final, NamedTuple
 
+from policies.frozen import frozen
 from reports import metrics, text
 from reports.record import RunRecord
 from reports.report import stable_json
@@ -37,7 +38,7 @@ class _Entry(NamedTuple):
 _NUMBERS: Final = _Entry._fields[:3]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Seen:
     """A worker as a decision saw it: blocks of its cost (None: the mode weighs none), or why it was left out."""
 
@@ -55,7 +56,7 @@ class Seen:
 _SEEN: Final = tuple(item.name for item in fields(Seen))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Decision:
     """One order of the router for one request. `worker_id` None: it waits, or is refused. `candidates` None: their
     terms were not recorded. `ttft_s` is what came of the request in the end.

@@ -6,11 +6,11 @@ Names are the metric and its statistic (`ttft_p95`, `hit_rate`). It reads report
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal, TypeAlias
 
 from policies.errors import ConfigError
+from policies.frozen import frozen
 from reports import text
 from reports.report import Report
 
@@ -26,7 +26,7 @@ USUAL_FIGURES: Final = (
 """What a table over runs shows if nothing else is asked for, where it is not 0 throughout."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Figure:
     """One figure of a run. `better` is None where neither way is: a peak, a duration."""
 

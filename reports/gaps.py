@@ -8,12 +8,12 @@ never give a different answer from sorting the expanded gaps.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from policies.errors import InvariantError
+from policies.frozen import frozen
 from reports.columns import F64, I64, Columns, distinct
 
 PIECE_VALUES = 1 << 18
@@ -49,7 +49,7 @@ class GapRows(NamedTuple):
     gap2_s: F64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class GapSummary:
     """Moments and asked quantiles of a weighted sample; `quantiles` in the order asked, empty for no values."""
 

@@ -7,10 +7,10 @@ for. Figures are sums over workers; it must not define a metric of its own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from policies.frozen import frozen
 from reports import metrics
 from reports.columns import Bools, Columns
 from reports.energy import ENERGY_COLUMNS, energy_j, use_s
@@ -18,7 +18,7 @@ from reports.record import RunRecord
 from reports.report import GroupFigures, GroupMeta, RunMeta, WorkerFigures, WorkerMeta
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Span:
     """The run in virtual time, as long as its makespan."""
 

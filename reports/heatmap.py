@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 from typing import Final
 
+from policies.frozen import frozen
 from reports.svg import HEIGHT, WIDTH
 
 LEFT, TOP, BOTTOM, ROW_PX = 150, 8, 52, 34
@@ -22,7 +22,7 @@ MAX_TEXT_COLUMNS: Final = 12
 """Columns up to which the cells carry their values."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class HeatMap:
     """One map: a cell per (x label, y label), with its value, its text and what a pointer shows. Cells that are absent
     stay empty; those in `marked` have a frame.
@@ -39,7 +39,7 @@ class HeatMap:
     marked: frozenset[tuple[int, int]] = frozenset()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Shades:
     """From a value to how dark its cell is: the same for all maps that are compared."""
 
@@ -107,7 +107,7 @@ def _short(label: str) -> str:
     return escape(label if len(label) <= MAX_LABEL else label[: MAX_LABEL - 1] + "…")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Scale:
     """One upright axis of parallel coordinates: its title, labels by their place from 0 (bottom) to 1 (top)."""
 
@@ -115,7 +115,7 @@ class Scale:
     ticks: Sequence[tuple[float, str]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Thread:
     """One point as a line: its place on each axis (None: it has none there), what a pointer shows, how dark it is."""
 

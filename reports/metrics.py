@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from policies.frozen import frozen
 from reports.columns import F64, Columns
 from reports.gaps import expand, gap_rows, lerp, summarise
 
@@ -27,7 +27,7 @@ CI_METHOD = f"batch means: {CI_BATCHES} batches in order of arrival, Student's t
 PERCENTILE_METHOD = "linear interpolation between closest ranks, rank (n-1)q"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Distribution:
     """A sample in figures. Everything but `count` is None for an empty sample; std is that of the population."""
 

@@ -12,7 +12,7 @@ import os
 import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from policies.errors import ConfigError
+from policies.frozen import frozen
 from reports import metrics
 from reports.columns import F64, ColumnFile, Columns, numbers_to_arrow, text_to_arrow, to_arrow
 from reports.files import held_back, whole_file
@@ -349,7 +350,7 @@ def _unwritable(folder: Path, why: OSError) -> ConfigError:
 # --- run.json: all that may differ between equal runs -----------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RunState:
     """How a run went on the machine that made it; null while it is not over.
 

@@ -10,12 +10,13 @@ import json
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import field, fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from policies.errors import ConfigError
+from policies.frozen import frozen
 from reports.metrics import CI_METHOD, PERCENTILE_METHOD, Distribution
 from reports.verdict import SlaResult
 
@@ -32,7 +33,7 @@ T = TypeVar("T")
 # --- what the run was: handed over by whoever ran it ------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TraceMeta:
     """The demand, in words. `name` is a file name without its folder; `skipped` counts dropped rows by reason."""
 
@@ -45,7 +46,7 @@ class TraceMeta:
     skipped: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class WorkerMeta:
     """One worker that the run had at any time; the size of its KV pool where it has one.
 
@@ -64,7 +65,7 @@ class WorkerMeta:
     held_until_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class StartMeta:
     """One worker that came up in the run, with its stages (None: it did not come to that, or is not told apart).
 
@@ -83,7 +84,7 @@ class StartMeta:
     sent_by: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PowerMeta:
     """What the steps of a worker ask of each of its GPUs, for an estimate of energy: the rated power, and seconds at
     full rate per token, per step (reading weights), per token of context, for all routed experts; `expert_missed` is
@@ -98,7 +99,7 @@ class PowerMeta:
     expert_missed: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class GroupMeta:
     """One worker group: its GPU, what a GPU costs, and what an estimate of energy needs (None where not known)."""
 
@@ -109,7 +110,7 @@ class GroupMeta:
     power: PowerMeta | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LatencyMeta:
     """Where the step latencies of a worker group come from."""
 
@@ -121,7 +122,7 @@ class LatencyMeta:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RunMeta:
     """Everything about a run that its record does not hold. `cluster` has one line per worker group.
 
@@ -164,7 +165,7 @@ class RunMeta:
 # --- what came out ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Demand:
     """What was asked for: rows of the trace, first to last arrival, and their tokens."""
 
@@ -175,7 +176,7 @@ class Demand:
     output_tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Counts:
     """Every row by its end, and the reasons given for ends that are not completions."""
 
@@ -187,7 +188,7 @@ class Counts:
     reasons: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Throughput:
     """Work of completed requests over the makespan, and over the GPU-seconds held."""
 
@@ -197,7 +198,7 @@ class Throughput:
     output_tokens_per_s_per_gpu: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Latencies:
     """Of completed requests; itl_s pools the gaps of all answers, router_wait_s is the part of queue_wait_s that they
     spent in the router's queue.
@@ -211,7 +212,7 @@ class Latencies:
     router_wait_s: Distribution
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class WorkerFigures:
     """What one worker did. `requests` were sent to it, as prefill worker or to answer; input tokens and hit rate are
     of the prompts it was to compute, output tokens of the answers it gave. Those wait who were sent and have not been
@@ -237,7 +238,7 @@ class WorkerFigures:
     kv_peak_share: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class GroupFigures:
     """What one worker group did and cost. `gpu_s`: GPU-seconds held, from order to stop; `energy_j` is an estimate;
     `good` are the requests that its workers answered within the SLA. Groups that only prefill answer none: None.
@@ -261,7 +262,7 @@ class GroupFigures:
     output_tokens_per_s_per_gpu: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class EndFigures:
     """Requests that ended without completing, for one reason: how many of all, how long their prompts are on average,
     and from when to when they arrived. `code` is the word by which the reason is counted (None: it has none).
@@ -279,7 +280,7 @@ class EndFigures:
     retry_after_mean_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ShareFigures:
     """How evenly the workers of one role were used, by requests and by prompt and output tokens: Jain's index, and the
     smallest and the largest share of a worker.
@@ -293,7 +294,7 @@ class ShareFigures:
     tokens_share: tuple[float, float] | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class HitBound:
     """The hit rate in blocks that was reached, beside the highest that any router could have reached."""
 
@@ -303,7 +304,7 @@ class HitBound:
     ideal_blocks: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RoutingFigures:
     """What the router did. Figures that its mode does not count are None; `explained` and `oracle` need --explain."""
 
@@ -316,7 +317,7 @@ class RoutingFigures:
     oracle: OracleFigures | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Report:
     """The whole report of a run."""
 

@@ -7,10 +7,10 @@ nearest thing that would be; nothing is ever ignored.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final
 
 from policies.errors import ConfigError
+from policies.frozen import frozen
 from reports.columns import F64, Bools
 
 LATENCIES: Final = ("ttft", "tpot", "itl", "e2e")
@@ -46,7 +46,7 @@ _ITEM: Final = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Slo:
     """One limit: `statistic` of `metric` stays at most (goodput, tps_user: at least) `limit`, in `unit`.
 
@@ -86,7 +86,7 @@ class Slo:
         return f"{statistic}{self.metric} {'<=' if self.upper else '>='} {limit}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Sla:
     """The limits of one `--sla`, in the order given, and the text they came from."""
 

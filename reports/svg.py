@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from html import escape
 from typing import Final, Literal
 
 import numpy as np
 
+from policies.frozen import frozen
 from reports.columns import F64
 
 WIDTH, HEIGHT = 640, 250
@@ -25,7 +25,7 @@ MAX_DOTS: Final = 1500
 """Dots of a scatter; more are thinned evenly, which the chart's note must say."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Series:
     """One line, step line, filled band (between `low` and y) or cloud of dots. NaN breaks a line.
 
@@ -42,7 +42,7 @@ class Series:
     says: Sequence[str] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Mark:
     """A labelled straight line across the chart: a limit, or a level worth naming."""
 
@@ -52,7 +52,7 @@ class Mark:
     colour: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Axis:
     """What an axis shows. `tick` turns a value into its label; `low` and `high` replace the bounds of the data.
 
@@ -66,7 +66,7 @@ class Axis:
     high: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Chart:
     """A titled chart. `moments` are (x, text) shown as the heading of what the pointer is near."""
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 from policies.errors import ConfigError
+from policies.frozen import frozen
 from reports.columns import to_arrow
 from reports.figures import FIGURES, USUAL_FIGURES, Figure
 from reports.files import whole_file
@@ -28,7 +28,7 @@ Status: TypeAlias = Literal["done", "failed", "open"]
 Effect: TypeAlias = Literal["some", "none", "not told apart"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SweepRun:
     """One run of a point: where it lies below the sweep's folder, how it ended, its figures (none unless done)."""
 
@@ -39,7 +39,7 @@ class SweepRun:
     figures: Mapping[str, float | None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Spread:
     """A figure over the seeds of a point: how many runs have it, their mean, and from where to where it goes."""
 
@@ -49,7 +49,7 @@ class Spread:
     high: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SweepPoint:
     """One combination of values, in the order of the keys, and what its runs came to."""
 
@@ -64,7 +64,7 @@ class SweepPoint:
         return tuple(dict.fromkeys(run.error for run in self.runs if run.error is not None))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SweepKey:
     """A varied key, its values in the order given, and whether it changed any figure of any run.
 
@@ -77,7 +77,7 @@ class SweepKey:
     effect: Effect
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Sweep:
     """A whole sweep. `shown` are the figures of its tables and plots; `best` has the point numbers with the best mean
     of each figure that has a better way, several where they are equal. `config` is what all runs have in common.

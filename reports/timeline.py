@@ -6,12 +6,12 @@ Steps are read in batches, so memory is buckets times workers. Gap quantiles her
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
 import numpy as np
 
+from policies.frozen import frozen
 from reports import metrics
 from reports.columns import F64, I64, Bools, Columns
 from reports.gaps import GAP_COLUMNS, GapRows, positions
@@ -31,7 +31,7 @@ _LOWEST_BIN: Final = int(np.float64(1e-7).view(np.int64)) >> _BIN_SHIFT
 _BINS: Final = (int(np.float64(1e6).view(np.int64)) >> _BIN_SHIFT) - _LOWEST_BIN + 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Timeline:
     """Buckets between `edges_s` (n + 1 of them). Arrays are [bucket] or [worker, bucket]; NaN where nothing was.
 

@@ -6,12 +6,11 @@ millisecond. It holds figures and computes none.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from policies.frozen import frozen
 from reports.metrics import Distribution
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class OracleSample:
     """One decision in hindsight: TTFT on the chosen worker and on the best one, from their true states."""
 
@@ -23,7 +22,7 @@ class OracleSample:
     best_ttft_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class OracleMeta:
     """Decisions looked at in hindsight: one in `every`, of which `left_out` could not be told."""
 
@@ -32,7 +31,7 @@ class OracleMeta:
     left_out: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class CandidateFigures:
     """One worker as a decision saw it, with the terms of its cost in blocks."""
 
@@ -45,7 +44,7 @@ class CandidateFigures:
     active_requests: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class DecisionFigures:
     """One decision: who was chosen by which rule, who would have been next (None: nobody else could be chosen), what it
     cost above the cheapest, and the TTFT that came of it.
@@ -63,7 +62,7 @@ class DecisionFigures:
     ttft_s: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ExplainedFigures:
     """What the terms of all decisions say, where they were recorded. `not_cheapest` decisions have a regret."""
 
@@ -74,7 +73,7 @@ class ExplainedFigures:
     slowest: tuple[DecisionFigures, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class OracleFigures:
     """A sample of decisions in hindsight: `regret_s` over all of it, `worst` first those that cost most."""
 

@@ -6,11 +6,11 @@ meets a limit, except that a one-token answer has no gaps and so cannot break a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
 
+from policies.frozen import frozen
 from reports.columns import F64, Bools
 from reports.metrics import (
     Distribution,
@@ -28,7 +28,7 @@ GAP_METRICS: Final = ("tpot", "itl", "tps_user")
 """Metrics that a one-token answer does not have. Per request, `itl` is the request's mean gap: its TPOT."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Outcomes:
     """Requests in columns, one entry per request: what attainment is judged by. NaN: undefined."""
 
@@ -45,7 +45,7 @@ class Outcomes:
         return {"ttft": self.ttft_s, "tpot": self.tpot_s, "itl": self.tpot_s, "e2e": self.e2e_s}[metric]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LimitResult:
     """One limit: the run's statistic over completed requests, the verdict, and how many requests kept the limit.
 
@@ -67,7 +67,7 @@ class LimitResult:
     requests_undefined: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SlaResult:
     """All limits: attainment = good / counted, where only cancelled requests are not counted."""
 

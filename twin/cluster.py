@@ -5,12 +5,12 @@ One latency model and one pool size per group; its workers share them. Nothing h
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from policies.cluster.ids import Role, WorkerId
 from policies.errors import CapabilityError, ConfigError
+from policies.frozen import frozen
 from twin.config import DISK_GB_PER_S, OBJECT_STORE_GB_PER_S, WARMUP_S, Config, WorkerGroup
 from twin.config_lists import accept_rates, graph_sizes
 from twin.engine.settings import EngineSettings, HostTierSettings, SglangSettings, Speculation
@@ -33,7 +33,7 @@ RANKS_CONSERVATIVENESS = 0.3
 """What SGLang multiplies its schedule_conservativeness by when attention is data parallel (its server arguments)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Group:
     """A worker group, ready to simulate; `workers` are its members."""
 

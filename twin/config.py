@@ -7,10 +7,12 @@ them, docs/config.md is made from them. Nothing here reads a file, and nothing i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
+
+from policies.frozen import frozen
 
 LARGEST = 2**31 - 1  # the largest count and length in the trace schema (int32)
 LARGEST_SEED = 2**63 - 1
@@ -69,7 +71,7 @@ def _key(default: Any, meaning: str, **limits: Any) -> Any:
     return field(default=default, metadata={"limits": Limits(meaning, **limits)})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TraceConfig:
     """`[trace]`: which demand, and how it is read and re-timed."""
 
@@ -98,7 +100,7 @@ class TraceConfig:
     keep_zero_output: bool = _key(False, "keep rows that made no output (failed requests in some formats)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class EngineConfig:
     """`[workers.engine]`: sizes and switches of one engine."""
 
@@ -177,7 +179,7 @@ class EngineConfig:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LatencyConfig:
     """`[workers.latency]`: the step-latency model, and in `params` that model's own keys."""
 
@@ -185,7 +187,7 @@ class LatencyConfig:
     params: Mapping[str, float | str | bool] = field(default_factory=lambda: NO_PARAMS, hash=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class StartupConfig:
     """`[workers.startup]`: how a worker of the group comes up; the first ones are up when the run begins."""
 
@@ -213,7 +215,7 @@ WARMUP_S: Mapping[str, float] = MappingProxyType({"vllm": 60.0, "sglang": 30.0, 
 """Compilation, graph capture and profiling after the weights are there: our estimates, not measured."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PathConfig:
     """`[workers.links]`: which links what the group sends and gets crosses; names with + between them."""
 
@@ -233,7 +235,7 @@ class PathConfig:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class KvbmConfig:
     """`[workers.kvbm]`: tiers for KV blocks below the device of each worker, and the policies that move them."""
 
@@ -312,7 +314,7 @@ SHARED_DISK_GB_PER_S = 80.0
 """Storage that a whole cluster shares."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LinkConfig:
     """`[[links]]`: one kind of link of the run, and how many there are of it."""
 
@@ -374,7 +376,7 @@ STORES = ("storage", "disk")
 """Kinds of links that have weights at their far end."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class WorkerGroup:
     """`[[workers]]`: one group of equal workers."""
 
@@ -419,7 +421,7 @@ class WorkerGroup:
         return self.tp * self.pp * self.dp
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class QueueConfig:
     """`[router.queue]`: when requests wait in the router, instead of behind the prompts that every worker has."""
 
@@ -457,7 +459,7 @@ class QueueConfig:
         return self.prefill_busy_share is not None or self.prefill_busy_tokens is not None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ClassConfig:
     """`[[classes]]`: one class of requests in the router's queue; classes take turns by what they are owed."""
 
@@ -471,7 +473,7 @@ class ClassConfig:
     waits: bool = _key(True, "false: its requests go to busy workers at once")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class BusyConfig:
     """`[router.busy]`: when a worker is overloaded: it gets nothing; if all are, requests are refused (shed)."""
 
@@ -500,7 +502,7 @@ class BusyConfig:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class AffinityConfig:
     """`[router.affinity]`: requests of a session go where its first one went."""
 
@@ -513,7 +515,7 @@ class AffinityConfig:
     sessions: int = _key(65_536, "sessions remembered at most", low=1, high=LARGEST)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ThunderConfig:
     """`[router.thunder]`: when mode thunder pauses programs (sessions); shares are of a worker's KV blocks."""
 
@@ -526,7 +528,7 @@ class ThunderConfig:
     force_resume_s: float = _key(1800.0, "who has waited so long goes on anywhere", low=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RouterConfig:
     """`[router]`: the mode, and the parameters of the `kv` cost."""
 
@@ -609,7 +611,7 @@ class RouterConfig:
     thunder: ThunderConfig = field(default=ThunderConfig())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class DisaggregationConfig:
     """`[disaggregation]`: how prompts go from prefill workers to decode workers, where there are such."""
 
@@ -651,7 +653,7 @@ class DisaggregationConfig:
     lease_s: float = _key(60.0, "how long a prefill worker keeps blocks that nobody fetches", above=0, high=LONGEST_S)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ObserveConfig:
     """`[observe]`: how late the router learns things."""
 
@@ -664,7 +666,7 @@ class ObserveConfig:
     kv_dump_gb_per_s: float = _key(1.0, "how fast such an answer comes, GB = 1e9 bytes, 32 bytes a block", above=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ReplicasConfig:
     """`[replicas]`: several routers in front of the workers, each with books and an index of its own
     (docs/replicas.md)."""
@@ -693,7 +695,7 @@ class ReplicasConfig:
         return self.count > 1 and self.sync_delay_s is not None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ResilienceConfig:
     """`[resilience]`: what becomes of requests whose worker is lost, and how long it takes to know."""
 
@@ -726,14 +728,14 @@ class ResilienceConfig:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class FaultsConfig:
     """`[faults]`: a scenario of what goes wrong (docs/faults.md)."""
 
     path: Path | None = _key(None, "scenario file; in a file, relative to that file", absent="nothing goes wrong")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Config:
     """A whole run. `origins` says for every dotted key where its value came from; it is no part of equality.
 

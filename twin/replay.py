@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ import xxhash
 from policies.cluster.controller import Controller, Policy
 from policies.cluster.ids import RequestId, WorkerId
 from policies.errors import CapabilityError, ConfigError
+from policies.frozen import frozen
 from policies.router.build import Maker
 from policies.router.build import build as build_router
 from reports.build import build_report
@@ -63,7 +64,7 @@ OTHER_FILES = (CONFIG_TOML, JOURNAL, FAULTS_JSON)
 Progress = Callable[[int, int | None], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Replayed:
     """Where a run was written, what it came to, and whether it went to its end. `missed`: expectations of its scenario
     that it did not meet, and faults that never applied.
@@ -75,7 +76,7 @@ class Replayed:
     missed: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Onlookers:
     """Who watches a run for its report, and changes nothing in it; None where there is nothing for them to see."""
 

@@ -10,10 +10,10 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from policies.errors import ConfigError, InvariantError, TwinError
+from policies.frozen import frozen
 from reports.figures import Figure, figures_of
 from reports.files import held_back, whole_file
 from reports.record import REPORT_JSON, read_run_state
@@ -34,7 +34,7 @@ Progress = Callable[[int, int, int], None]
 """Called with (runs over, all runs, runs failed)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Job:
     """One run for a worker process."""
 
@@ -45,7 +45,7 @@ class Job:
     leap: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Ran:
     """How a run went: its figures, or why there are none. `bug`: the reason is ours. `cpu_s` is what it took."""
 
@@ -55,7 +55,7 @@ class Ran:
     cpu_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Swept:
     """Where a sweep lies and what it came to.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +16,7 @@ from typing import NamedTuple
 import xxhash
 
 from policies.errors import ConfigError, TwinError
+from policies.frozen import frozen
 from traces.errors import TraceError
 from twin.config import Config
 from twin.config_file import PATHS
@@ -45,7 +45,7 @@ class Listed(NamedTuple):
 NO_LIST = Listed((), (("", ()),))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Recipe:
     """All that makes the configuration of one run, as plain values that another process can be sent."""
 
@@ -59,7 +59,7 @@ class Recipe:
         return load(self.file, self.flags, self.sets, self.varied)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PlannedRun:
     """One run of a point: `folder` is the name of its run folder, `error` why there can be no such run."""
 
@@ -70,7 +70,7 @@ class PlannedRun:
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Plan:
     """A sweep before it runs: keys, values of each point, runs in the order of points and seeds, and any run's
     configuration, for what all of them share."""

@@ -8,10 +8,11 @@ link whose bandwidth nobody gives and no table has is refused.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from policies.cluster.ids import WorkerId
 from policies.errors import ConfigError
+from policies.frozen import frozen
 from twin.cluster import Group, gpu_of, startup_of
 from twin.config import LINK_KINDS, Config, LinkConfig
 from twin.link_use import used_paths
@@ -26,7 +27,7 @@ from twin.perf.links import RX, TX, Link
 GB = 1e9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Endpoint:
     """A worker as transfers see it: its ways by use, where something moves over links for that use."""
 
@@ -35,7 +36,7 @@ class Endpoint:
     ways: Mapping[str, Way]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Topology:
     """The links of a run. `own_ranks`: no two ranks share a link and KV of hand-offs is all that moves, so equal ranks
     can stand for each other."""

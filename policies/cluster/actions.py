@@ -5,13 +5,12 @@ The world carries an action out and owes exactly one terminal event for it; `inv
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from policies.cluster.bookings import BookingOp, SyncKind
 from policies.cluster.ids import FenceCause, Leg, RequestId, WorkerId
+from policies.frozen import frozen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Candidate:
     """One worker as a decision saw it, or one rank of it where the router chooses among ranks; blocks and tokens as the
     names say, `why_not` None when eligible. `index_mode`: how far what it has cached is known (live, recovering,
@@ -32,14 +31,14 @@ class Candidate:
     index_mode: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Action:
     """An order. `reason` is short enough for a log line."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Dispatch(Action):
     """Send a request, or one leg of it, to a worker. Ends with the end of the request on that worker, or with
     `WorkerLost`; a prefill leg ends with `PrefillDone`.
@@ -57,7 +56,7 @@ class Dispatch(Action):
     dp_rank: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Reject(Action):
     """Refuse a request. Ends with `RequestRejected`. `code` is a word of router.md's shedding table.
 
@@ -69,7 +68,7 @@ class Reject(Action):
     retry_after_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Enqueue(Action):
     """Keep a request, or its next leg, in the router's queue: nobody gets it yet. Ends with a `Dispatch` or `Reject`
     of the request, or with its end.
@@ -85,14 +84,14 @@ class Enqueue(Action):
     uncached_tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Cancel(Action):
     """Stop a request wherever it is. Ends with `RequestCancelled`."""
 
     request_id: RequestId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Migrate(Action):
     """Send an interrupted request again, to none of the `excluded` workers. Ends with `RequestMigrated`.
 
@@ -104,7 +103,7 @@ class Migrate(Action):
     excluded: tuple[WorkerId, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Fail(Action):
     """Give an interrupted request up. Ends with `RequestFailed`. `code` is one word, for counting."""
 
@@ -112,28 +111,28 @@ class Fail(Action):
     code: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class AddWorker(Action):
     """Start a worker of a group. Ends with `WorkerUp` once it is ready."""
 
     group: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class DrainWorker(Action):
     """Let a worker finish what it has and leave. Ends with `WorkerLost`, or with `WorkerRecalled`."""
 
     worker_id: WorkerId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RecallWorker(Action):
     """Let a worker that drains stay. Ends with `WorkerRecalled`, or with `WorkerLost` where it is too late."""
 
     worker_id: WorkerId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SetTimer(Action):
     """Post `TimerFired(name)` at `due_s`; a later `SetTimer` of the same name replaces it.
 
@@ -145,7 +144,7 @@ class SetTimer(Action):
     background: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Fence(Action):
     """Give a worker no new work for this cause. Ends with `WorkerFenced`."""
 
@@ -153,7 +152,7 @@ class Fence(Action):
     cause: FenceCause
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Unfence(Action):
     """This cause is over. Ends with `WorkerUnfenced`."""
 
@@ -161,7 +160,7 @@ class Unfence(Action):
     cause: FenceCause
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Probe(Action):
     """Send a canary, one token past all queues and counted nowhere, to a worker that has said nothing for `idle_s`.
 
@@ -176,7 +175,7 @@ class Probe(Action):
     timeout_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RequestIndexReplay(Action):
     """Have a rank's events `from_id` to `to_id` told again. Ends with `IndexReplay`, `IndexDump` (those events are
     gone, here is everything) or `IndexRecoveryFailed` of the same `ask`, or with the loss of the worker. `origin` is
@@ -192,7 +191,7 @@ class RequestIndexReplay(Action):
     origin: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RequestIndexDump(Action):
     """Have all told that a rank holds. Ends with `IndexDump`, `IndexReplay` (of every event since number 0) or
     `IndexRecoveryFailed` of the same `ask`, or with the loss of the worker. `origin` is the router that asks.
@@ -205,7 +204,7 @@ class RequestIndexDump(Action):
     origin: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PublishBooking(Action):
     """Tell other routers (`dest`; None: all of them) what became of this one's bookings. Ends with `PeerBooking` at
     each, in the order in which one router publishes, or is lost on the way: nobody waits for it.

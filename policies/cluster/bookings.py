@@ -5,11 +5,11 @@ Plain values in events and actions; who sends what, and what a router makes of i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
 from policies.cluster.blocks import BlockPath
 from policies.cluster.ids import BlockHash, Leg, WorkerId
+from policies.frozen import frozen
 
 
 class BookingStep(Enum):
@@ -31,7 +31,7 @@ class SyncKind(Enum):
     RETURN = "return"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class BookingOp:
     """One step of the booking of a leg. `booking` is the name under which the request draws: another one for each
     attempt.

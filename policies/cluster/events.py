@@ -6,29 +6,28 @@ length of an open request is nowhere in here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from policies.cluster.blocks import BlockPath, BlockRun
 from policies.cluster.bookings import BookingOp, SyncKind
 from policies.cluster.draws import attempt_key
 from policies.cluster.ids import BlockHash, FenceCause, LossCause, ProbeResult, RequestId, Role, Tier, Trait, WorkerId
+from policies.frozen import frozen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Event:
     """A fact. `at_s` is when the cluster learned of it, in seconds since the start of the run."""
 
     at_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RequestEvent(Event):
     """A fact about one request."""
 
     request_id: RequestId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class WorkerEvent(Event):
     """A fact about one worker."""
 
@@ -38,7 +37,7 @@ class WorkerEvent(Event):
 # ---------------------------------------------------------------- requests
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TaintWeight:
     """How much a request would like a worker with this taint: above 0 to have it, below 0 not to."""
 
@@ -46,7 +45,7 @@ class TaintWeight:
     weight: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Hints:
     """What a client may ask of a router beside the work itself. Most requests ask nothing and carry none.
 
@@ -67,7 +66,7 @@ class Hints:
     osl_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RequestArrived(RequestEvent):
     """A request reached the frontend.
 
@@ -96,7 +95,7 @@ class RequestArrived(RequestEvent):
         return self.request_id
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RequestMigrated(RequestArrived):
     """An interrupted request is to be sent again, for the `attempt`-th time: an arrival to every router.
 
@@ -115,7 +114,7 @@ class RequestMigrated(RequestArrived):
         return attempt_key(self.request_id, self.attempt)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RequestInterrupted(RequestEvent):
     """The stream of an open request broke on `worker_id` after `emitted_tokens`: it waits for an order.
 
@@ -129,28 +128,28 @@ class RequestInterrupted(RequestEvent):
     kept_on: WorkerId | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PrefillDone(RequestEvent):
     """The prompt is computed on `worker_id` (the prefill leg, when legs are split)."""
 
     worker_id: WorkerId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RoomReserved(RequestEvent):
     """The decode worker has taken room for the whole prompt: its KV may be computed and sent."""
 
     worker_id: WorkerId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class FirstToken(RequestEvent):
     """The client received its first token, made on `worker_id`."""
 
     worker_id: WorkerId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TokensEmitted(RequestEvent):
     """`n` further tokens were made on `worker_id`; posted only while a policy subscribes."""
 
@@ -158,7 +157,7 @@ class TokensEmitted(RequestEvent):
     n: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RequestFinished(RequestEvent):
     """The request completed on `worker_id` with `output_tokens` tokens."""
 
@@ -166,7 +165,7 @@ class RequestFinished(RequestEvent):
     output_tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RequestRejected(RequestEvent):
     """The request was refused before it made a token: by the router (`worker_id` None) or by an engine."""
 
@@ -174,7 +173,7 @@ class RequestRejected(RequestEvent):
     worker_id: WorkerId | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RequestFailed(RequestEvent):
     """The request ended without completing; `output_tokens` were delivered."""
 
@@ -183,7 +182,7 @@ class RequestFailed(RequestEvent):
     output_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RequestCancelled(RequestEvent):
     """The client left; `output_tokens` were made."""
 
@@ -194,7 +193,7 @@ class RequestCancelled(RequestEvent):
 # ---------------------------------------------------------------- workers
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class WorkerUp(WorkerEvent):
     """A worker is ready for work.
 
@@ -223,7 +222,7 @@ class WorkerUp(WorkerEvent):
         return not lora or self.loras is None or lora in self.loras
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class WorkerReported(WorkerEvent):
     """A worker's own account of its load, as of `measured_s` (not later than `at_s`)."""
 
@@ -234,38 +233,38 @@ class WorkerReported(WorkerEvent):
     cached_blocks: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class WorkerDraining(WorkerEvent):
     """The worker takes no new work and will leave when its open requests have ended."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class WorkerRecalled(WorkerEvent):
     """A worker that was draining stays, as what it was: it takes new work again."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class WorkerLost(WorkerEvent):
     """The worker is gone, with everything that it held."""
 
     reason: str = "lost"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class WorkerFenced(WorkerEvent):
     """A worker that is up gets no new work until the cause is over; what runs there goes on."""
 
     cause: FenceCause
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class WorkerUnfenced(WorkerEvent):
     """That cause is over."""
 
     cause: FenceCause
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class WorkerHeard(WorkerEvent):
     """A worker that was to be probed has said something good, last at `last_s`."""
 
@@ -273,7 +272,7 @@ class WorkerHeard(WorkerEvent):
     last_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ProbeEnded(WorkerEvent):
     """What a canary to a worker of that epoch brought."""
 
@@ -284,7 +283,7 @@ class ProbeEnded(WorkerEvent):
 # ---------------------------------------------------------------- other routers
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PeerBooking(Event):
     """Router `origin` tells router `dest` what became of its bookings; `seq` counts the messages of `origin`.
 
@@ -299,7 +298,7 @@ class PeerBooking(Event):
     ops: tuple[BookingOp, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RouterRestarted(Event):
     """The process of router number `router` (the only one is 0) was restarted: what it kept is gone, and what it had
     sent out goes on. Whoever waited in it asks again."""
@@ -307,7 +306,7 @@ class RouterRestarted(Event):
     router: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class IndexLost(Event):
     """Router number `router` has lost what it knew of caches, and nothing else."""
 
@@ -317,7 +316,7 @@ class IndexLost(Event):
 # ---------------------------------------------------------------- KV blocks, time
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class BlocksStored(WorkerEvent):
     """Blocks became findable on a worker. Blocks that only one request can ever use are left out."""
 
@@ -325,7 +324,7 @@ class BlocksStored(WorkerEvent):
     tier: Tier = Tier.G1_DEVICE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class BlocksRemoved(WorkerEvent):
     """The last copy of these blocks left the worker's tier."""
 
@@ -333,14 +332,14 @@ class BlocksRemoved(WorkerEvent):
     tier: Tier = Tier.G1_DEVICE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class BlocksCleared(WorkerEvent):
     """The worker dropped its whole cache (of one tier, or of all when `tier` is None)."""
 
     tier: Tier | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Threshold:
     """A limit of `router.busy` by its name, and what it is from now on (None: there is none)."""
 
@@ -348,14 +347,14 @@ class Threshold:
     limit: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class BusyThresholdsChanged(Event):
     """Somebody who runs the cluster set limits of when a worker is overloaded; those not named stay as they are."""
 
     changes: tuple[Threshold, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TimerFired(Event):
     """A timer that was asked for with `SetTimer` is due."""
 

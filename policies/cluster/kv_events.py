@@ -9,11 +9,11 @@ the way.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from policies.cluster.events import WorkerEvent
 from policies.cluster.ids import BlockHash, RankId, Tier
+from policies.frozen import frozen
 
 _G1 = ("GPU", "DEVICE")
 _G2 = ("CPU", "CPU_PINNED", "CPU_TIER1")
@@ -26,7 +26,7 @@ TIER_OF_MEDIUM: Mapping[str, Tier] = MappingProxyType(
 """Tier of what engines call the place of a block. Of any other name an adapter makes a `KvRefused`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RankEvent(WorkerEvent):
     """A fact about one rank of a worker, as of its registration `epoch`."""
 
@@ -41,14 +41,14 @@ class RankEvent(WorkerEvent):
 # ---------------------------------------------------------------- what engines say
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class KvEvent(RankEvent):
     """Something about a rank's blocks. `event_id` rises by one from each event of the rank to the next, from 0."""
 
     event_id: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class KvStored(KvEvent):
     """Blocks are held in a tier: the first stands below `parent_ext` (None: at the start), each other below the one
     before it. `start_position` is the first one's place in the prompt, in blocks, where the engine tells it.
@@ -67,7 +67,7 @@ class KvStored(KvEvent):
             raise ValueError(f"{len(self.exts)} block ids with {len(self.local_hashes)} local hashes; one each")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class KvRemoved(KvEvent):
     """Blocks left a tier."""
 
@@ -75,14 +75,14 @@ class KvRemoved(KvEvent):
     tier: Tier = Tier.G1_DEVICE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class KvCleared(KvEvent):
     """The rank dropped all its blocks (of one tier, or of all when `tier` is None)."""
 
     tier: Tier | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class KvRefused(KvEvent):
     """An event that the adapter could not take (an unknown medium, say): its number is used up, `what` says why."""
 
@@ -92,7 +92,7 @@ class KvRefused(KvEvent):
 # ---------------------------------------------------------------- what answers a request for it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class DumpEntry:
     """Blocks that a rank knows: each below the one before it, all held in exactly the same `tiers` (none: only known,
     because blocks below them are held).
@@ -115,7 +115,7 @@ class DumpEntry:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class IndexAnswer(RankEvent):
     """What became of the request number `ask` of router `origin` about a rank."""
 
@@ -123,14 +123,14 @@ class IndexAnswer(RankEvent):
     origin: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class IndexReplay(IndexAnswer):
     """Earlier events of a rank once more, ascending."""
 
     events: tuple[KvEvent, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class IndexDump(IndexAnswer):
     """All that a rank holds after its event `last_id` (None: it never had one); parents stand before children."""
 
@@ -138,7 +138,7 @@ class IndexDump(IndexAnswer):
     entries: tuple[DumpEntry, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class IndexRecoveryFailed(IndexAnswer):
     """Whoever was asked cannot, or will not, say it again."""
 

@@ -5,9 +5,8 @@ The jitter belongs to (seed, who, which time): trying more often, or another one
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from policies.cluster.draws import draw
+from policies.frozen import frozen
 
 WAITS_S = (0.0, 0.05, 0.2, 1.0)
 """Before the first, second, third and every further try in a row."""
@@ -15,7 +14,7 @@ JITTER = 0.2
 """Up to so much of it more or less, drawn evenly."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Backoff:
     """Waits of one run."""
 

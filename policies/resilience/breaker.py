@@ -32,6 +32,7 @@ from policies.cluster.events import (
 from policies.cluster.ids import FenceCause, LossCause, RequestId, WorkerId
 from policies.cluster.state import ClusterView
 from policies.errors import ConfigError
+from policies.frozen import frozen
 
 FAILURES = frozenset(LossCause) - {LossCause.SHUTDOWN, LossCause.OVERLOAD}
 """Causes that say something against a worker."""
@@ -47,7 +48,7 @@ class BreakerState(Enum):
     PROBING = "probing"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class BreakerSettings:
     """Opens after `failures` in a row, or when at least `share` of at least `requests` answers of the last `window_s`
     failed; stays open for `open_s`.

@@ -10,12 +10,12 @@ Nothing here decides whether a request goes on; it never invents a token, and ne
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from policies.errors import InvariantError
+from policies.frozen import frozen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Carried:
     """The next attempt of a request: `isl` prompt tokens, of which the last `emitted_tokens` are the client's answer so
     far; `max_tokens` is what is left of its budget. The same number of tokens has been drawn from a seeded sampler
@@ -29,7 +29,7 @@ class Carried:
     history_tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Usage:
     """What the client is charged for: its own prompt, and every token that it was given, however often it was sent."""
 

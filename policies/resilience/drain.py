@@ -10,10 +10,10 @@ cut before its time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
 from policies.errors import ConfigError
+from policies.frozen import frozen
 
 
 class Phase(Enum):
@@ -24,7 +24,7 @@ class Phase(Enum):
     STOPPING = "stopping"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class DrainRules:
     """How long the phases take: `grace_s` and `timeout_s` (None: as long as it takes)."""
 

@@ -16,11 +16,12 @@ from policies.cluster.events import Event, ProbeEnded, TimerFired, WorkerHeard, 
 from policies.cluster.ids import FenceCause, ProbeResult, WorkerId
 from policies.cluster.state import ClusterView
 from policies.errors import ConfigError
+from policies.frozen import frozen
 
 _TIMER = "canary "
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class CanarySettings:
     """A canary after `idle_s` of silence; its answer must come within `timeout_s`."""
 

@@ -29,6 +29,7 @@ from policies.cluster.events import (
 from policies.cluster.ids import LossCause, RequestId, Trait, WorkerId
 from policies.cluster.state import ClusterView, RequestView
 from policies.errors import ConfigError
+from policies.frozen import frozen
 from policies.resilience.backoff import Backoff
 
 ELIGIBLE = frozenset(LossCause) - {LossCause.ENGINE_ERROR}
@@ -38,7 +39,7 @@ UNKEPT = (Trait.GUIDED, Trait.MANY, Trait.LOGPROBS, Trait.TOOLS)
 """What no continuation keeps, unless the engine is known to carry it over; in the order in which it is named."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class MigrationSettings:
     """`limit`: how often one request may be sent again; `max_seq_len`: only while prompt and emitted tokens together
     do not exceed it (None: always). `carried`: traits that the engines in use keep when an answer goes on elsewhere.

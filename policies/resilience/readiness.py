@@ -7,13 +7,13 @@ may be chosen. Whether a process is alive is another question, and starting with
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from policies.cluster.ids import Role
 from policies.cluster.state import ClusterView
+from policies.frozen import frozen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Readiness:
     """`missing` roles, and for each of them what became of its workers, in words."""
 

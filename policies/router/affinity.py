@@ -7,10 +7,10 @@ A binding lasts until `ttl_s` after the end of the last request that went there,
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
 from typing import Literal, get_args
 
 from policies.cluster.ids import RequestId, WorkerId
+from policies.frozen import frozen
 from policies.router.checks import one_of, within
 
 Bond = Literal["hard", "soft"]
@@ -19,7 +19,7 @@ LONGEST_ID = 256
 """Characters of a session id; a longer one, or one that cannot be printed, binds nothing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class AffinitySettings:
     """`bond` hard: that worker or, while it is overloaded, none; soft: that worker if it may be. `sessions` at most."""
 

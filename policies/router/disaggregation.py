@@ -8,7 +8,7 @@ the decode worker. It never moves KV: the world does, and says so with `PrefillD
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -34,6 +34,7 @@ from policies.cluster.events import (
 )
 from policies.cluster.ids import Leg, Place, RankId, RequestId, Role, Tier, WorkerId
 from policies.cluster.state import ClusterView
+from policies.frozen import frozen
 from policies.router.base import NOBODY, Router
 from policies.router.settings import RouterSettings
 
@@ -47,7 +48,7 @@ LOCAL_BELOW_TOKENS = 2048
 LOCAL_BELOW_SHARE = 0.7
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class DisaggregationSettings:
     """`order` of the legs; `conditional`: when a prompt stays on its decode worker (router spec, section 11).
 

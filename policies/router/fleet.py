@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import xxhash
@@ -39,12 +39,13 @@ from policies.cluster.ids import RequestId
 from policies.cluster.kv_events import IndexAnswer, KvEvent
 from policies.cluster.state import Cluster, ClusterView
 from policies.errors import ConfigError
+from policies.frozen import frozen
 from policies.router.replicas import Peered, Replica
 
 Spread = Literal["round-robin", "random", "session"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ReplicaSettings:
     """`count` routers share the arrivals as `spread` says. `sync`: whether they tell each other of their bookings,
     `batch_s` how long news wait for company. `kv_lag_s`: KV events reach router i later by i times this.

@@ -6,16 +6,17 @@ that cannot be told, because a worker does not say how large it is, does not cou
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 
 from policies.cluster.events import BusyThresholdsChanged
 from policies.cluster.state import WorkerView
 from policies.errors import ConfigError
+from policies.frozen import frozen
 from policies.router.checks import within
 from policies.router.select import BUSY, ENGINE, Bar
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class BusySettings:
     """A worker is overloaded with more than `decode_blocks_share` of its blocks active, with more prompt tokens not
     computed than `prefill_tokens`, or than `prefill_share` of what a step takes; and with `engine_queue` requests there

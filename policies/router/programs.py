@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import Enum
 
 from policies.cluster.ids import RequestId, WorkerId
 from policies.cluster.state import WorkerView
 from policies.errors import ConfigError
+from policies.frozen import frozen
 from policies.router.checks import within
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ProgramSettings:
     """Shares are of a worker's KV blocks, in use by programs and by requests that are open.
 

@@ -15,6 +15,7 @@ from typing import Literal, get_args
 from policies.cluster.events import RequestArrived
 from policies.cluster.ids import RequestId
 from policies.errors import ConfigError
+from policies.frozen import frozen
 from policies.router.checks import one_of, within
 
 Order = Literal["fcfs", "lcfs", "wspt"]
@@ -22,7 +23,7 @@ Order = Literal["fcfs", "lcfs", "wspt"]
 DEFAULT_FAMILY = "default"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class QueueClass:
     """One class of requests: those of a `family` with `min_tokens` or more of prompt to compute, or that name it.
 
@@ -42,7 +43,7 @@ class QueueClass:
         one_of("classes.order", self.order, get_args(Order))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class QueueSettings:
     """When requests wait in the router, and how many may (`classes`: in which order they go).
 

@@ -6,11 +6,11 @@ A value out of its range raises ConfigError, naming the key, the value, the limi
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 from policies.cluster.events import TaintWeight
 from policies.errors import ConfigError
+from policies.frozen import frozen
 from policies.router.checks import one_of, within
 
 if TYPE_CHECKING:  # what is off is not loaded
@@ -25,7 +25,7 @@ IndexPolicy = Literal["ttl", "lru"]
 IndexKind = Literal["simulated", "engine"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RouterSettings:
     """Everything that a mode may read; most of it is for mode kv, whose formula `cost` states.
 

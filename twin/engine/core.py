@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
+from policies.frozen import frozen
 from twin.engine.batch import DecodeBatch
 from twin.engine.epoch import Epoch
 from twin.engine.leaping import Leaping
@@ -20,7 +20,7 @@ from twin.engine.steplog import Row, StepLog
 from twin.perf.protocol import DecodePiece, LatencyModel, PrefillChunk
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class EngineParts:
     """What an engine needs beside its settings: what steps cost, and who wants to hear of them.
 

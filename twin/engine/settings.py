@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from policies.frozen import frozen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Speculation:
     """Draft tokens that a decode step verifies: the k-th holds with chance `accept_rates[k]` if all before it did.
 
@@ -18,7 +18,7 @@ class Speculation:
     in_prefill: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class HostTierSettings:
     """`blocks` of `block_bytes` in host memory, loaded at `load_bytes_per_s` where loads cross no links of the run.
     `trigger`: blocks go down when they are evicted from the device ("on_evict"), or as soon as they are complete
@@ -33,7 +33,7 @@ class HostTierSettings:
     overlap: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class EngineSettings:
     """Sizes of one engine: `blocks` of `block_size` tokens, at most `max_num_seqs` running requests and
     `max_num_batched_tokens` tokens in a step.
@@ -70,7 +70,7 @@ class EngineSettings:
         return self.blocks * self.block_size
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SglangSettings(EngineSettings):
     """`schedule_policy` is "fifo" or "lpm" (longest cached prefix first). A prefill step computes at most
     `chunked_prefill_size` tokens and lets in at most `max_prefill_tokens`; after one, `prefill_decode_interval` decode

@@ -8,9 +8,9 @@ block computes nothing. Rules and their evidence: docs/engines/trtllm.md.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from policies.errors import InvariantError
+from policies.frozen import frozen
 from twin.engine.core import EngineParts
 from twin.engine.ledger import Ledger
 from twin.engine.plan import Outcome
@@ -20,7 +20,7 @@ from twin.engine.settings import EngineSettings
 from twin.engine.vllm import VllmEngine
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TrtllmSettings(EngineSettings):
     """`capacity_policy` is "guaranteed_no_evict" or "max_utilization"."""
 

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from policies.cluster.blocks import ContentTree
 from policies.cluster.events import Event, FirstToken, PrefillDone, RoomReserved
 from policies.cluster.ids import Leg, Role, WorkerId
+from policies.frozen import frozen
 from twin.engine.plan import Outcome
 from twin.engine.sequence import Sequence
 from twin.engine.ticks import instant
@@ -120,7 +120,7 @@ class _Timed:
         return pending
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class HandoffRules:
     """What holds for every hand-off of a run.
 
@@ -139,7 +139,7 @@ class HandoffRules:
     overlap_layers: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class HandoffPlan:
     """How a run hands KV over. `mover` makes what moves it, on the run's clock; `decode_kv_events`: decode workers tell
     what they have cached (the reference's do not).

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from simpy.events import Event
 
 from policies.errors import ConfigError
+from policies.frozen import frozen
 from twin.engine.ticks import instant
 from twin.mocker.clock import Clock, Order
 from twin.perf.cargo import KV
@@ -42,7 +42,7 @@ class Use(NamedTuple):
     offered_bytes: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Way:
     """One path of a worker: by rank, the lanes that leave it and those that enter it, from the GPU outwards."""
 

@@ -6,12 +6,12 @@ It decides nothing, and never duplicates or reorders what one router tells anoth
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from policies.cluster.actions import PublishBooking
 from policies.cluster.draws import draw
 from policies.cluster.events import PeerBooking
+from policies.frozen import frozen
 from twin.engine.ticks import instant
 from twin.mocker.clock import Order
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _LATE = int(Order.LATE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SyncPlan:
     """How news travel between so many `routers`: they take `delay_s`, and up to `jitter_s` more (drawn); `loss` is the
     share of messages that are lost."""

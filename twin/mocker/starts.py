@@ -7,10 +7,10 @@ there and never brings it up itself; a start that is broken off says nothing, an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from policies.cluster.ids import WorkerId
+from policies.frozen import frozen
 from twin.engine.ticks import instant
 from twin.mocker.clock import Clock, Order
 from twin.perf.cargo import WEIGHTS
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from twin.mocker.links import Network, Transfer, Way
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class WeightLoad:
     """How the weights of a worker come in over links: `rank_bytes` over `way`, after `boot_s` and before `warmup_s`.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from simpy.events import Event as SimEvent
@@ -49,6 +49,7 @@ from policies.cluster.events import (
 )
 from policies.cluster.ids import Leg, RequestId, Role, WorkerId
 from policies.errors import CapabilityError, ConfigError, EngineError, InvariantError
+from policies.frozen import frozen
 from policies.router.base import ALL_FENCED, NO_ENDPOINTS
 from twin.engine.build import build_engine
 from twin.engine.plan import Outcome
@@ -82,7 +83,7 @@ if TYPE_CHECKING:
 _FIRST, _ARRIVAL, _TIMER, _READY = map(int, (Order.FAULT, Order.ARRIVAL, Order.TIMER, Order.WORKER_READY))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class WorkerSpec:
     """One worker to simulate: who it is and what engine it runs. `ready_s` is when it registers; `startup_s` is
     how long it takes to come back, where `weights` does not say that they come over links of the run. `host_lanes`: by
@@ -108,7 +109,7 @@ class WorkerSpec:
     on_cpu: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Observation:
     """How late the cluster learns things, in seconds; `report_every_s` is the interval of load reports.
 

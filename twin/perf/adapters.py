@@ -6,9 +6,8 @@ side, the other matrix is whole on every rank. Never counts routed experts, embe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from policies.errors import CapabilityError
+from policies.frozen import frozen
 from twin.perf.layout import Layout, Stage
 from twin.perf.models import Model
 
@@ -16,7 +15,7 @@ VALUE_BYTES = 2
 """Adapters are kept in 16 bits, whatever the format of the weights."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Adapters:
     """`count` adapters in GPU memory, room for each up to `rank`."""
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from policies.errors import ConfigError
+from policies.frozen import frozen
 from twin.perf.coefficients import TUNABLE, block_for, named_block
 from twin.perf.fixed import FixedLatency
 from twin.perf.hardware import find_gpu
@@ -33,7 +34,7 @@ class LatencySettings(Protocol):
     def params(self) -> Mapping[str, object]: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Worker:
     """The worker that a model is built for."""
 

@@ -7,17 +7,18 @@ silently: the label says which block and what was overridden.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 
+from policies.frozen import frozen
 from twin.perf.names import pick
 from twin.perf.tables import Entry, from_file, shipped
 
 GENERIC = "generic"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Coefficients:
     """e_*: share of a rate that is reached (0 < e). Times in seconds."""
 
@@ -46,7 +47,7 @@ _KEYS = (*TUNABLE, "engine", "family", "engine_version", "error_band")
 PRIORS = "priors, not calibrated here"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Block:
     """Coefficients with their name and the engine and GPU family they were fitted to (None: any)."""
 

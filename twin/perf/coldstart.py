@@ -7,9 +7,9 @@ warm-up are constants of the configuration. It is an estimate, and says of what 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, Literal
 
+from policies.frozen import frozen
 from twin.perf.layout import rank_weight_bytes, stages
 from twin.perf.memory import Placement
 
@@ -19,7 +19,7 @@ PINNED_COPY_SHARE: Final = 0.85
 """Of the host link's rate, what copies from pinned memory reach."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Startup:
     """One start by the formula, in parts that follow each other."""
 
@@ -44,7 +44,7 @@ class Startup:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LinkedStart:
     """One start whose weights cross links of the run: what is known of it before it is simulated."""
 

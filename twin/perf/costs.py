@@ -7,8 +7,8 @@ what it multiplies. Nothing here is fitted: efficiencies come in as `Coefficient
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
+from policies.frozen import frozen
 from twin.perf.coefficients import Coefficients
 from twin.perf.hardware import Gpu
 from twin.perf.layout import Layout, Stage, keeps_bf16, module_bytes, rank_params, stages
@@ -34,7 +34,7 @@ def distinct_experts(count: int, per_token: int, tokens: int) -> float:
     return count * (1.0 - (1.0 - per_token / count) ** tokens)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ExpertCosts:
     """Routed experts, all layers; tokens are those of the whole group of ranks."""
 
@@ -45,7 +45,7 @@ class ExpertCosts:
     half_tokens: float  # tokens of the group at which an expert's products reach half their rate
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LinkCosts:
     """Collectives and sends: per step, per token of the rank, per token of the whole group."""
 
@@ -54,7 +54,7 @@ class LinkCosts:
     group_token_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class StepCosts:
     """Seconds on one rank, all layers (with pipeline stages: the sum over stages, as one token sees them)."""
 

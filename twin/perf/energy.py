@@ -6,9 +6,9 @@ Nothing here is measured, and nothing here knows how long a step took.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
+from policies.frozen import frozen
 from twin.perf.coefficients import Coefficients
 from twin.perf.costs import step_costs
 from twin.perf.memory import Placement
@@ -18,7 +18,7 @@ _FULL_RATES: Final = Coefficients(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Power:
     """Of one GPU of a worker: its rated power, and seconds at full rate of what steps do, an even share for each GPU.
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from policies.errors import ConfigError
+from policies.frozen import frozen
 from twin.perf.pieces import steps_on_this_side
 from twin.perf.protocol import FOREVER_STEPS, DecodePiece
 
@@ -32,7 +33,7 @@ class Line:
         return seconds[i] + slope * (y - ys[i]), slope, ys[i + 1] - y if y <= ys[-1] else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Grid:
     """Seconds over (x, y). `x_name` None: the points do not depend on x, there is one line."""
 

@@ -6,11 +6,11 @@ Efficiencies (what of a rate is reached) belong to the coefficients, never here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from policies.errors import ConfigError
+from policies.frozen import frozen
 from twin.perf.formats import MATH_RATE
 from twin.perf.names import pick
 from twin.perf.tables import Entry, from_file, shipped
@@ -39,7 +39,7 @@ KEYS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Gpu:
     """One GPU. Rates per second: FLOP (dense), bytes (memory; links per direction). None: it has no such thing."""
 

@@ -12,11 +12,12 @@ from functools import cached_property
 from typing import NamedTuple
 
 from policies.errors import ConfigError
+from policies.frozen import frozen
 from twin.perf.formats import FLASH_MLA_BYTES, kv_bytes
 from twin.perf.models import Model
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class KvCache:
     """The KV of one sequence as it is moved. `unit_bytes`: of one token in one layer: of one head (key and value), or
     of the one latent vector where `heads` is None. `state_bytes` of all linear layers, per sequence."""

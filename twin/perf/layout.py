@@ -6,14 +6,14 @@ A layout that an engine would refuse is an error here, never rounded to a legal 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from policies.errors import ConfigError
+from policies.frozen import frozen
 from twin.perf.formats import weight_bytes
 from twin.perf.models import Model
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Layout:
     """Parallelism of one worker: it has tp*pp*dp GPUs. dp is attention data parallelism, ep splits routed experts."""
 
@@ -62,7 +62,7 @@ class Layout:
         return " ".join(f"{name}{value}" for name, value in named if value > 1 or name == "TP")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Stage:
     """The layers of one pipeline stage by kind (a layer counts once as attention or linear, once as MLP or experts)."""
 
@@ -99,7 +99,7 @@ def stages(model: Model, pp: int) -> Iterator[Stage]:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RankParams:
     """Weights on one rank, by module."""
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
 
 from policies.errors import ConfigError, InvariantError
+from policies.frozen import frozen
 from twin.engine.ticks import instant
 
 FAIR, FIFO, PRIVATE = "fair", "fifo", "private"
@@ -27,7 +27,7 @@ _STALE_ENTRIES = 64
 _NANOSECOND = 1e-9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Link:
     """One link. `duplex`: `bytes_per_s` each way, in two lanes; else one lane for both directions."""
 

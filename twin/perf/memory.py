@@ -6,10 +6,10 @@ is refused with what is needed and what there is.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from policies.errors import ConfigError
+from policies.frozen import frozen
 from twin.perf.adapters import NO_ADAPTERS, Adapters
 from twin.perf.formats import FLASH_MLA_BYTES, kv_bytes
 from twin.perf.hardware import Gpu, find_gpu
@@ -26,7 +26,7 @@ MEMORY_SHARE = {"vllm": 0.9, "sglang": 0.88, "trtllm": 0.9}
 """Default of each engine's knob: gpu_memory_utilization, mem_fraction_static, free_gpu_memory_fraction."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class KvShape:
     """KV of one rank: bytes per token in full layers, in window layers (`window_tokens` at most), and per sequence."""
 
@@ -65,7 +65,7 @@ def kv_shape(model: Model, kv: str = "bf16", tp: int = 1, stage: Stage | None = 
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class KvPool:
     """The KV pool of one worker (all its ranks together hold `blocks` blocks), and how it came about, per rank."""
 
@@ -82,7 +82,7 @@ class KvPool:
         return self.blocks * self.block_size
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Placement:
     """A model in its formats on the GPUs of one worker."""
 

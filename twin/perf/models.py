@@ -6,18 +6,18 @@ Counts are computed from the shape, never typed in. Nothing here reads a network
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from policies.errors import ConfigError
+from policies.frozen import frozen
 from twin.perf.names import unknown
 from twin.perf.tables import Entry, shipped
 
 MODULES = ("attention", "mlp", "experts", "embedding")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Experts:
     """Routed experts of each mixture-of-experts layer, and the width of the expert that every token passes."""
 
@@ -27,7 +27,7 @@ class Experts:
     shared_ffn: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Latent:
     """Multi-head latent attention: one vector of kv_rank + rope_dim values per token and layer. q_rank None: no query
     compression."""
@@ -39,7 +39,7 @@ class Latent:
     value_dim: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Window:
     """Layers that attend to the last `tokens` tokens only."""
 
@@ -47,7 +47,7 @@ class Window:
     tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Linear:
     """Linear-attention layers: a constant state per sequence instead of KV (gated delta rule)."""
 
@@ -79,7 +79,7 @@ class Linear:
         return projections + self.conv * self._conv_channels + values * hidden
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Indexer:
     """Sparse attention: a small scorer reads every token, attention only the `top_k` best."""
 
@@ -88,7 +88,7 @@ class Indexer:
     top_k: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Model:
     """The shape of a decoder-only transformer."""
 

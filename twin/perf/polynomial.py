@@ -7,13 +7,13 @@ floored): never mend it here, `roofline` is the model to use for anything but co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from policies.frozen import frozen
 from twin.perf.pieces import steps_on_this_side
 from twin.perf.protocol import FOREVER_STEPS, DecodePiece, PrefillChunk, Provenance
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PolynomialCoefficients:
     """Seconds. Defaults: the peer's published coefficients (there in ms)."""
 

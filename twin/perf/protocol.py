@@ -7,8 +7,9 @@ latency figure rests on travels with it as `Provenance`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
+
+from policies.frozen import frozen
 
 FOREVER_STEPS = 2**62
 """`DecodePiece.steps` of a piece that has no end."""
@@ -37,7 +38,7 @@ class PrefillChunk(NamedTuple):
     ends_prompt: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Provenance:
     """Where the seconds come from. Goes into every report."""
 

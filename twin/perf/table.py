@@ -7,10 +7,10 @@ its provenance say so.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from policies.errors import ConfigError
+from policies.frozen import frozen
 from twin.perf.grid import Grid
 from twin.perf.protocol import DecodePiece, PrefillChunk, Provenance
 
@@ -48,7 +48,7 @@ def by_ctx_and_floored_mean(batch: int, ctx_tokens: int) -> Walk:
     return Walk(ctx_tokens, ctx_tokens // batch, batch, 1.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class MeasuredTable:
     """The points of one file as grids (None: it has no such rows)."""
 

@@ -6,11 +6,11 @@ Plain values, in seconds. Nothing here reads a file, draws or acts.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from policies.cluster.events import Threshold
+from policies.frozen import frozen
 
 ANY = "any"
 TIERS = ("g2", "g3", "g4")
@@ -34,7 +34,7 @@ METRICS = (
 """What may be expected by a short name; anything else is the dotted path of a figure in report.json."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Fault:
     """One entry. `index` is its place in the file (client_disconnects follow the faults), `name` says so, and `where`
     in which file.
@@ -91,7 +91,7 @@ class Occurrence(NamedTuple):
     u: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Expectation:
     """A limit on a metric of the run, or (`metric` None) that every invariant is watched at each event."""
 
@@ -104,7 +104,7 @@ class Expectation:
         return "invariants" if self.metric is None else f"{self.metric} {self.comparison} {self.limit:g}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Scenario:
     """A scenario file. What it says of the cluster is None where it says nothing."""
 

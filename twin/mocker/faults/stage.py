@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from policies.cluster.draws import draw
 from policies.cluster.ids import RequestId, WorkerId
 from policies.errors import ConfigError
+from policies.frozen import frozen
 from policies.resilience.discovery import Leases
 from twin.engine.ticks import instant
 from twin.mocker.churn import Loss
@@ -48,7 +49,7 @@ class Entry:
         return found | asdict(self.loss)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Detection:
     """How long it takes to know: of a broken connection, of a lease that ran out, of a worker that says nothing."""
 
