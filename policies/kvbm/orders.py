@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from policies.cluster.blocks import BlockRun
-from policies.cluster.ids import RequestId, Tier
+from policies.cluster.ids import RequestId, Tier, WorkerId
 from policies.kvbm.consolidate import Change
 from policies.kvbm.look_up import Plan
 from policies.kvbm.store import Hold, TierStore
@@ -54,11 +54,12 @@ Order: TypeAlias = Offload | Prefetch | PublishKv | ClearKv
 
 
 class Leg(NamedTuple):
-    """What one tier sends up for a request."""
+    """What one tier sends up for a request: of another worker, `owner`, where there is one."""
 
     tier: Tier
     blocks: int
     bytes: int
+    owner: WorkerId | None = None
 
 
 class Onboard:

@@ -5,7 +5,7 @@ Plain values that a configuration or a test makes; nothing here runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 
 from policies.kvbm.build import NO_PLUGINS, KvSettings
@@ -36,6 +36,18 @@ class LevelPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PeerPlan:
+    """A worker that reads host memory of others, and lets them read its own where the `layout` is the same: by rank the
+    lanes that bytes cross `out` of it, `into` it, and `up` to its device."""
+
+    spec: TierSpec
+    layout: Hashable
+    out: Lanes
+    into: Lanes
+    up: Lanes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TierPlan:
     """The tiers below one worker's device, fastest first."""
 
@@ -46,6 +58,7 @@ class TierPlan:
     decay_s: float
     prefetch: PrefetchLimits | None = None
     quota_blocks: int | None = None  # of one tenant in a tier
+    peers: PeerPlan | None = None
     plugins: Mapping[str, Callable[[KvSettings], object]] = field(default_factory=lambda: NO_PLUGINS)
 
 
