@@ -270,6 +270,10 @@ class KvbmConfig:
     prefetch: bool = _key(
         False, "while a request waits in the router's queue, fetch its blocks from disk or remote into host memory"
     )
+    peers: bool = _key(False, "read what other workers have in host memory, and let them read this one's")
+    peer_gb_per_s: float = _key(50.0, "of each worker to others, each way, shared fairly", above=0)
+    peer_latency_s: float = _key(1e-5, "before the first byte of a read from another worker", low=0)
+    peer_lookup_s: float = _key(0.0, "asking who has a block; more than 0.02 is no answer", low=0)
     disk_path: str = _key(
         "direct",
         "blocks come up in one hop, through host memory all at once, or block by block",
@@ -308,6 +312,8 @@ class KvbmConfig:
         return self.disk_cache_gb is not None or self.disk_cache_tokens is not None
 
 
+PEER_LOOKUP_TIMEOUT_S = 0.020
+"""A look-up of what peers have that takes longer finds nothing."""
 SHARED_CACHE_MULTIPLIER = 0.5
 """Credit of a block in a shared tier, where there is one."""
 SHARED_DISK_GB_PER_S = 80.0

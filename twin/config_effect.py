@@ -10,6 +10,7 @@ from dataclasses import fields
 
 from policies.router.build import MODES
 from twin.config import (
+    PEER_LOOKUP_TIMEOUT_S,
     ClassConfig,
     Config,
     DisaggregationConfig,
@@ -172,6 +173,18 @@ def _kvbm(config: Config, group: WorkerGroup) -> Iterator[tuple[str, str]]:
         idle.setdefault("prefetch", "it takes a cpu tier and one below it")
     elif not config.router.queue.is_on:
         idle.setdefault("prefetch", "no request ever waits in the router: router.queue is off")
+    sharing = sum(other.count for other in config.workers if other.kvbm.peers and other.kvbm.has_cpu)
+    reading = ("peer_gb_per_s", "peer_latency_s", "peer_lookup_s")
+    if not kvbm.peers:
+        idle |= dict.fromkeys(reading, "peers is off")
+    elif kvbm.has_tiers and not kvbm.has_cpu:
+        idle |= dict.fromkeys(("peers", *reading), "there is no cpu tier")
+    elif kvbm.has_tiers and sharing < 2 and config.faults.path is None:
+        idle |= dict.fromkeys(("peers", *reading), "no other worker has a cpu tier and peers")
+    elif kvbm.peer_lookup_s > PEER_LOOKUP_TIMEOUT_S:
+        idle["peers"] = f"every look-up takes more than {PEER_LOOKUP_TIMEOUT_S:g} s (peer_lookup_s), and finds nothing"
+    elif group.links.store is not None:
+        idle["peer_gb_per_s"] = "links.store says what blocks cross"
     if kvbm.onboard != "deadline":
         idle.setdefault("onboard_deadline_s", f"onboard = {kvbm.onboard}")
     filters = "+".join(getattr(kvbm, f"{tier}_offload") for tier, is_there in there.items() if is_there)

@@ -26,7 +26,8 @@ def why_idle(config: Config, group: WorkerGroup, use: str) -> str | None:
             return "there is no host tier: neither host_blocks nor a tier of kvbm is set"
         return None
     if use == STORE:
-        shares = group.kvbm.remote or (group.kvbm.has_disk and group.kvbm.disk_shared)
+        kvbm = group.kvbm
+        shares = kvbm.remote or (kvbm.has_disk and kvbm.disk_shared) or (kvbm.has_cpu and kvbm.peers)
         return None if shares else "no tier of kvbm is shared by all workers: neither remote nor disk_shared is set"
     if use == WEIGHTS:
         return _why_no_weights(config, group)

@@ -18,13 +18,13 @@ from policies.kvbm.prefetch import PrefetchLimits
 from policies.kvbm.sketch import Sketch
 from policies.kvbm.tiers import TierSpec, check_cascade
 from twin.cluster import Group, block_bytes_of
-from twin.config import DISK_GB_PER_S, SHARED_DISK_GB_PER_S, KvbmConfig
-from twin.mocker.tierplan import Lanes, LevelPlan, TierPlan, joined
+from twin.config import DISK_GB_PER_S, PEER_LOOKUP_TIMEOUT_S, SHARED_DISK_GB_PER_S, KvbmConfig
+from twin.mocker.tierplan import Lanes, LevelPlan, PeerPlan, TierPlan, joined
 from twin.mocker.world import WorkerSpec
 from twin.perf.links import FAIR, FIFO, RX, TX, Link
 
 GB = 1e9
-CPU, DISK, REMOTE = "kvbm-cpu", "kvbm-disk", "kvbm-remote"
+CPU, DISK, REMOTE, PEER = "kvbm-cpu", "kvbm-disk", "kvbm-remote", "kvbm-peer"
 """Links of tiers: of each worker (NAME:WORKER), or one for the run."""
 _PLUGINS = "dynatwin.kv_policies"
 
@@ -40,6 +40,9 @@ def tier_links(groups: Iterable[Group]) -> tuple[Link, ...]:
             if spec.host_lanes is None:
                 name = f"{CPU}:{spec.name}"
                 links[name] = Link(name=name, bytes_per_s=config.cpu_gb_per_s * GB, discipline=FIFO, duplex=True)
+            if _reads_peers(config) and spec.store_lanes is None:
+                name = f"{PEER}:{spec.name}"
+                links[name] = Link(name=name, bytes_per_s=config.peer_gb_per_s * GB, discipline=FAIR, duplex=True)
             if config.has_disk:
                 name = _disk_name(config, spec)
                 _add(links, Link(name=name, bytes_per_s=_disk_gb_per_s(config) * GB, discipline=FAIR, duplex=False))
@@ -113,6 +116,7 @@ def _with_tiers(group: Group) -> Group:
             quota_blocks=quota_blocks,
             prefetch=PrefetchLimits() if config.prefetch and config.has_cpu and config.goes_deeper else None,
             plugins=plugins,
+            peers=_peers(group, spec) if _reads_peers(config) else None,
         )
         return replace(spec, tiers=plan)
 
@@ -184,6 +188,32 @@ def _levels(group: Group, spec: WorkerSpec) -> tuple[LevelPlan, ...]:
         own = joined(((REMOTE,),), spec.store_lanes or ((),))
         found.append(level(Tier.G4_REMOTE, remote, "remote", own, (joined(own, up),), "remote"))
     return tuple(found)
+
+
+def _reads_peers(config: KvbmConfig) -> bool:
+    """Whether a worker reads host memory of others; a look-up that takes too long finds nothing."""
+    return config.peers and config.has_cpu and config.peer_lookup_s <= PEER_LOOKUP_TIMEOUT_S
+
+
+def _peers(group: Group, spec: WorkerSpec) -> PeerPlan:
+    """What a worker reads of others, over what KV crosses between it and the outside."""
+    config = group.config.kvbm
+    into: Lanes = spec.store_lanes if spec.store_lanes is not None else ((f"{PEER}:{spec.name}{RX}",),)
+    up: Lanes = spec.host_lanes if spec.host_lanes is not None else ((f"{CPU}:{spec.name}{RX}",),)
+    kinds = group.config
+    return PeerPlan(
+        spec=TierSpec(
+            tier=Tier.G2_HOST,
+            capacity_bytes=None,
+            block_bytes=config.block_bytes if config.block_bytes is not None else block_bytes_of(kinds),
+            latency_s=config.peer_lookup_s + config.peer_latency_s,
+            bytes_per_s=min(config.peer_gb_per_s, config.cpu_gb_per_s) * GB,
+        ),
+        layout=(kinds.model, kinds.kv, kinds.tp, group.settings.block_size),
+        out=_other_way(into),
+        into=into,
+        up=up,
+    )
 
 
 def _other_way(lanes: Lanes) -> Lanes:

@@ -7,13 +7,13 @@ imported by name here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
 from types import MappingProxyType
 from typing import TypeVar
 
 from policies.cluster.ids import Tier
 from policies.errors import CapabilityError, ConfigError
+from policies.frozen import frozen
 from policies.kvbm.eviction.fifo import Fifo
 from policies.kvbm.eviction.lineage import Lineage
 from policies.kvbm.eviction.lru import Lru
@@ -32,7 +32,7 @@ from policies.kvbm.offload import (
 from policies.kvbm.sketch import Sketch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class KvSettings:
     """What policies may ask for. `sketch` counts the uses of blocks; one for all that ask, kept by the manager."""
 

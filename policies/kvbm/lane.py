@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from policies.cluster.blocks import BlockRun
 from policies.errors import ConfigError
+from policies.frozen import frozen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class BatchRules:
     """Sizes in blocks. `at_once` batches of a lane may be under way together; `queue_blocks` is the most that may wait
     to be released (None: no limit); beyond it the lowest priority is dropped."""

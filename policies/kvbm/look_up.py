@@ -8,13 +8,13 @@ it moves nothing and reserves nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from policies.cluster.blocks import BlockRun, Branch
-from policies.cluster.ids import Tier
+from policies.cluster.ids import Tier, WorkerId
 from policies.errors import ConfigError
+from policies.frozen import frozen
 from policies.kvbm.spans import Span
 from policies.kvbm.store import Found, TierStore
 
@@ -39,15 +39,22 @@ class Miss(Enum):
 
 
 class TierRun(NamedTuple):
-    """Blocks `lo..hi` of a prompt that one tier holds."""
+    """Blocks `lo..hi` of a prompt that one tier holds: of another worker, `owner`, where there is one."""
 
     tier: Tier
     lo: int
     hi: int
     found: tuple[Found, ...]
+    owner: WorkerId | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class _Holder(NamedTuple):
+    tier: Tier
+    store: TierStore
+    owner: WorkerId | None = None
+
+
+@frozen
 class Plan:
     """`device_blocks` are on the device; `runs` are to be loaded, and go on from there without a gap.
 
@@ -121,6 +128,7 @@ def look_up(
     usable: int,
     device_blocks: int,
     stores: Sequence[tuple[Tier, TierStore]],
+    peers: Sequence[tuple[WorkerId, TierStore]] = (),
     device_lacking: Lacking | None = None,
     room_blocks: int | None = None,
     rule: Rule = ALWAYS,
@@ -129,12 +137,17 @@ def look_up(
     """Plan for a prompt of `blocks` full blocks, the first `usable` of which may be reused.
 
     The device holds the first `device_blocks`, and of others what `device_lacking` does not name; `stores` are the
-    tiers below, fastest first. `room_blocks` is how many blocks the device can take (None: no limit).
+    tiers below, fastest first; host memory of `peers` comes next to one's own. `room_blocks` is how many
+    blocks the device can take (None: no limit).
     """
-    runs = _contiguous(pieces, device_blocks, usable, stores)
+    holders = [_Holder(tier, store) for tier, store in stores]
+    if peers:
+        own_host = sum(tier is Tier.G2_HOST for tier, _ in stores)
+        holders[own_host:own_host] = [_Holder(Tier.G2_HOST, store, owner) for owner, store in peers]
+    runs = _contiguous(pieces, device_blocks, usable, holders)
     end = reached = runs[-1].hi if runs else device_blocks
     misses = dict.fromkeys(Miss, 0)
-    everywhere: list[Lacking] = [store.lacking for _, store in stores]
+    everywhere: list[Lacking] = [holder.store.lacking for holder in holders]
     if device_lacking is not None:
         everywhere.append(device_lacking)
     if end >= usable:
@@ -154,46 +167,43 @@ def look_up(
     return Plan(device_blocks=device_blocks, runs=tuple(runs), misses={why: n for why, n in misses.items() if n})
 
 
-def _contiguous(pieces: Pieces, start: int, limit: int, stores: Sequence[tuple[Tier, TierStore]]) -> list[TierRun]:
-    """Runs from block `start` on, each block from the first store that has it, up to the first that nobody has."""
+def _contiguous(pieces: Pieces, start: int, limit: int, holders: Sequence[_Holder]) -> list[TierRun]:
+    """Runs from block `start` on, each block from the first holder that has it, up to the first that nobody has."""
     runs: list[TierRun] = []
     at = start
     for branch, end in pieces:
         end = min(end, limit)
         while at < end:
-            tier, found = _holder(branch, at, end, stores)
-            if tier is None:
+            holder, found = _holder(branch, at, end, holders)
+            if holder is None:
                 return runs
-            hi = min([found[-1].hi, *(gap for gap in _better_from(branch, at, found[-1].hi, tier, stores))])
+            hi = min([found[-1].hi, *_better_from(branch, at, found[-1].hi, holder, holders)])
             found = [part for part in found if part.lo < hi]
             found[-1] = found[-1]._replace(hi=min(found[-1].hi, hi))
-            if runs and runs[-1].tier is tier:
-                last = runs[-1]
-                runs[-1] = TierRun(tier, last.lo, hi, (*last.found, *found))
+            if runs and runs[-1].tier is holder.tier and runs[-1].owner == holder.owner:
+                runs[-1] = runs[-1]._replace(hi=hi, found=(*runs[-1].found, *found))
             else:
-                runs.append(TierRun(tier, at, hi, tuple(found)))
+                runs.append(TierRun(holder.tier, at, hi, tuple(found), holder.owner))
             at = hi
     return runs
 
 
-def _holder(
-    branch: Branch, lo: int, hi: int, stores: Sequence[tuple[Tier, TierStore]]
-) -> tuple[Tier | None, list[Found]]:
-    """The first tier that has block `lo`, and what it has from there on without a gap."""
-    for tier, store in stores:
-        found = store.find(branch, lo, hi)
+def _holder(branch: Branch, lo: int, hi: int, holders: Sequence[_Holder]) -> tuple[_Holder | None, list[Found]]:
+    """The first that has block `lo`, and what it has from there on without a gap."""
+    for holder in holders:
+        found = holder.store.find(branch, lo, hi)
         if found:
-            return tier, found
+            return holder, found
     return None, []
 
 
-def _better_from(branch: Branch, lo: int, hi: int, tier: Tier, stores: Sequence[tuple[Tier, TierStore]]) -> list[int]:
-    """Where, behind `lo`, a faster tier than `tier` begins to have the blocks."""
+def _better_from(branch: Branch, lo: int, hi: int, holder: _Holder, holders: Sequence[_Holder]) -> list[int]:
+    """Where, behind `lo`, somebody who stands before `holder` begins to have the blocks."""
     starts = []
-    for other, store in stores:
-        if other is tier:
+    for other in holders:
+        if other is holder:
             break
-        gaps = store.lacking(branch, lo, hi)  # it does not have `lo` itself
+        gaps = other.store.lacking(branch, lo, hi)  # it does not have `lo` itself
         if gaps and gaps[0][1] < hi:
             starts.append(gaps[0][1])
     return starts
@@ -207,7 +217,7 @@ def _cut(runs: list[TierRun], end: int) -> list[TierRun]:
             break
         if run.hi > end:
             found = tuple(part._replace(hi=min(part.hi, end)) for part in run.found if part.lo < end)
-            run = TierRun(run.tier, run.lo, end, found)
+            run = run._replace(hi=end, found=found)
         kept.append(run)
     return kept
 
@@ -245,12 +255,12 @@ def _gaps(branch: Branch, lo: int, hi: int, everywhere: Sequence[Lacking]) -> li
     return spans
 
 
-def without(plan: Plan, failed: Callable[[Tier, BlockRun], int | None]) -> Plan:
+def without(plan: Plan, failed: Callable[[TierRun, BlockRun], int | None]) -> Plan:
     """The plan up to the first block of which `failed` says that its tier lately could not read it; it and what comes
-    after it is computed. `failed` gives the first such block of a run in a tier."""
+    after it is computed. `failed` gives the first such block of a part of a run."""
     for n, run in enumerate(plan.runs):
         for part in run.found:
-            at = failed(run.tier, BlockRun(part.stretch.branch, part.lo, part.hi))
+            at = failed(run, BlockRun(part.stretch.branch, part.lo, part.hi))
             if at is not None:
                 misses = dict(plan.misses)
                 misses[Miss.FAILED] = misses.get(Miss.FAILED, 0) + plan.end - at

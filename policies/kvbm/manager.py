@@ -16,24 +16,27 @@ from policies.errors import InvariantError
 from policies.kvbm.batches import Moving, Pinned, before_first, between, first_blocks, rest
 from policies.kvbm.climb import Climb
 from policies.kvbm.consolidate import Change
-from policies.kvbm.health import Health
+from policies.kvbm.health import Health, NegativeCache
 from policies.kvbm.landing import Landing, continued, goes_on, worth_waiting
 from policies.kvbm.lane import Batch, Waiting
-from policies.kvbm.level import DROP, IDLE_S, ON_COMPLETE, ON_EVICT, Level, TierBody
+from policies.kvbm.level import DROP, IDLE_S, ON_COMPLETE, ON_EVICT, Counts, Level, TierBody
 from policies.kvbm.lifecycle import BlockState, Cause
 from policies.kvbm.look_up import ALWAYS, Costs, Lacking, Pieces, Plan, Rule, TierRun, look_up, without
 from policies.kvbm.offload import Candidate
 from policies.kvbm.orders import ClearKv, Leg, Offload, Onboard, Order, PublishKv
 from policies.kvbm.owners import Owners
+from policies.kvbm.peers import PeerView
 from policies.kvbm.prefetch import PrefetchLimits
 from policies.kvbm.sketch import Sketch
 from policies.kvbm.spread import Spread
-from policies.kvbm.store import Gone, Hold, Lot
+from policies.kvbm.store import Gone, Hold, Lot, TierStore
+from policies.kvbm.tiers import TierSpec
 
 
 class BlockManager:
     """`levels` are the tiers below the device, fastest first. `device_lacking` says which blocks are not on the device;
-    `sketch`, where a filter or an eviction order counts uses, is kept here."""
+    `sketch`, where a filter or an eviction order counts uses, is kept here; `peers` lets it read host memory of others,
+    and them read its own."""
 
     def __init__(
         self,
@@ -44,12 +47,14 @@ class BlockManager:
         sketch: Sketch | None = None,
         prefetch: PrefetchLimits | None = None,
         owners: Owners | None = None,
+        peers: PeerView | None = None,
     ) -> None:
         self.levels = tuple(levels)
         self.rule = rule
         self._device_lacking = device_lacking
         self._sketch = sketch
         self._owners = owners
+        self.peers = peers
         self._moving: dict[int, Moving] = {}
         self._orders: list[Order] = []
         self._batches = 0
@@ -125,14 +130,15 @@ class BlockManager:
             usable=usable,
             device_blocks=device_blocks,
             stores=[(body.tier, body.store) for body in bodies],
+            peers=self.peers.holders(pieces) if self.peers is not None else (),
             device_lacking=self._device_lacking,
             room_blocks=room_blocks,
             rule=self.rule,
             costs=costs,
         )
 
-        def lately_failed(tier: Tier, run: BlockRun) -> int | None:
-            return self._body(tier).negative.first_in(run, now_s)
+        def lately_failed(of: TierRun, run: BlockRun) -> int | None:
+            return self._negative(of).first_in(run, now_s)
 
         if plan.runs:
             plan = without(plan, lately_failed)
@@ -144,26 +150,27 @@ class BlockManager:
 
     def alone_s(self, runs: Sequence[TierRun]) -> float:
         """How long it takes to load these runs, side by side, when nothing else moves."""
-        blocks: dict[Tier, int] = {}
+        blocks: dict[TierSpec, int] = {}
         for run in runs:
-            blocks[run.tier] = blocks.get(run.tier, 0) + run.hi - run.lo
-        return max((self._body(tier).spec.alone_s(n) for tier, n in blocks.items()), default=0.0)
+            spec = self._spec(run)
+            blocks[spec] = blocks.get(spec, 0) + run.hi - run.lo
+        return max((spec.alone_s(n) for spec, n in blocks.items()), default=0.0)
 
     def begin(self, plan: Plan, now_s: float, request_id: RequestId | None = None) -> Onboard:
         """The device has room for the plan's blocks: they come up now. Their sources stay until they are here."""
         legs, holds, stores = [], [], []
         for run in plan.runs:
-            body = self._body(run.tier)
-            held = body.store.upgrade(run.found)
-            if sum(hold.hi - hold.lo for hold in held) != run.hi - run.lo:
+            store = self._store(run)
+            held = store.upgrade(run.found) if store is not None else []
+            if store is None or sum(hold.hi - hold.lo for hold in held) != run.hi - run.lo:
                 raise InvariantError(f"{run.tier.value}: blocks {run.lo}..{run.hi} of a plan were gone when it began")
             for stretch, lo, hi in held:
                 stretch.reuses += 1
                 self.age_at_hit.add(now_s - stretch.since_s, hi - lo)
-            legs.append(Leg(run.tier, run.hi - run.lo, (run.hi - run.lo) * body.spec.block_bytes))
+            legs.append(Leg(run.tier, run.hi - run.lo, (run.hi - run.lo) * self._spec(run).block_bytes, run.owner))
             holds.append(held)
-            stores.append(body.store)
-            if self.climb is not None and request_id is not None and body is self.levels[0].body:
+            stores.append(store)
+            if self.climb is not None and request_id is not None and store is self.levels[0].body.store:
                 for part in run.found:
                     self.climb.taken(request_id, BlockRun(part.stretch.branch, part.lo, part.hi))
         self._loads += 1
@@ -178,20 +185,21 @@ class BlockManager:
         good = 0
         whole = True
         for run, holds, store in zip(load.plan.runs, load.holds, load.stores, strict=True):
-            body = self._body(run.tier)
             bad = [part for part in failed if any(part.branch is hold.stretch.branch for hold in holds)]
             if whole:
-                came = 0 if store is not body.store else before_first(holds, bad)
+                came = 0 if store is not self._store(run) else before_first(holds, bad)
                 good += came
                 whole = came == run.hi - run.lo
                 if not whole:
-                    self._level(run.tier).counts.failed_reads += run.hi - run.lo - came
+                    self._counts(run).failed_reads += run.hi - run.lo - came
             store.release(holds)
             for part in bad:
-                body.negative.add(part, now_s)
-                self._forget(body, body.store.drop(*part, now_s), now_s, pass_on=False)
+                self._negative(run).add(part, now_s)
+                if run.owner is None:  # a peer's is the peer's to forget
+                    body = self._body(run.tier)
+                    self._forget(body, body.store.drop(*part, now_s), now_s, pass_on=False)
         for leg in load.legs:
-            self._level(leg.tier).counts.loaded += leg.blocks
+            self._counts(leg).loaded += leg.blocks
         self._loads -= 1
         return good
 
@@ -256,6 +264,8 @@ class BlockManager:
             for landing in self._landings():
                 landing.is_over |= landing.tier is tier
             body.lose()
+            if self.peers is not None and body is self.levels[0].body:
+                self.peers.cleared()
             self._orders.append(ClearKv(tier=body.shown_tier))
 
     def restored(self, tier: Tier) -> None:
@@ -286,6 +296,8 @@ class BlockManager:
             self.moved(batch_id, now_s, ok=False, is_tiers_fault=False)
         if self.climb is not None:
             self.climb.close(now_s)
+        if self.peers is not None:
+            self.peers.close()
         self._orders.clear()
 
     def audit(self) -> None:
@@ -300,6 +312,24 @@ class BlockManager:
 
     def _level(self, tier: Tier) -> Level:
         return next(level for level in self.levels if level.body.tier is tier)
+
+    def _store(self, run: TierRun) -> TierStore | None:
+        """What the tier of a run, here or at a peer, holds now; None when the peer is gone."""
+        if run.owner is None:
+            return self._body(run.tier).store
+        assert self.peers is not None
+        return self.peers.store(run.owner)
+
+    def _spec(self, run: TierRun) -> TierSpec:
+        return self.peers.spec if run.owner is not None and self.peers is not None else self._body(run.tier).spec
+
+    def _negative(self, run: TierRun) -> NegativeCache:
+        return (
+            self.peers.negative if run.owner is not None and self.peers is not None else self._body(run.tier).negative
+        )
+
+    def _counts(self, of: TierRun | Leg) -> Counts | PeerView:
+        return self.peers if of.owner is not None and self.peers is not None else self._level(of.tier).counts
 
     def _landings(self) -> list[Landing]:
         """Stores that are running into tiers which will still be there; the fastest tier first."""
@@ -462,6 +492,8 @@ class BlockManager:
     def _tell(self, body: TierBody, is_store: bool, runs: Sequence[BlockRun]) -> None:
         if body.shares is not None:
             body.shares.change(is_store, runs)
+        if self.peers is not None and body is self.levels[0].body:
+            self.peers.changed(is_store, runs)
         shared = tuple(run for run in runs if run.branch.shareable)
         if shared:
             self._orders.append(PublishKv(change=Change(is_store, body.shown_tier, shared)))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from policies.cluster.blocks import BlockRun
-from policies.cluster.ids import RequestId, Tier
+from policies.cluster.ids import RequestId, Tier, WorkerId
+from policies.frozen import frozen
 from policies.kvbm.consolidate import Change
 from policies.kvbm.look_up import Plan
 from policies.kvbm.store import Hold, TierStore
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Offload:
     """Move the blocks of a batch from one tier to the next; ends with `moved`. They may not be touched meanwhile."""
 
@@ -24,7 +24,7 @@ class Offload:
     why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Prefetch:
     """Copy these blocks from a tier up into host memory, for a request that waits; ends with `fetched`."""
 
@@ -36,14 +36,14 @@ class Prefetch:
     bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PublishKv:
     """Tell whoever listens that a tier holds these blocks now, or no longer."""
 
     change: Change
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ClearKv:
     """Tell whoever listens that a tier has lost everything."""
 
@@ -54,11 +54,12 @@ Order: TypeAlias = Offload | Prefetch | PublishKv | ClearKv
 
 
 class Leg(NamedTuple):
-    """What one tier sends up for a request."""
+    """What one tier sends up for a request: of another worker, `owner`, where there is one."""
 
     tier: Tier
     blocks: int
     bytes: int
+    owner: WorkerId | None = None
 
 
 class Onboard:

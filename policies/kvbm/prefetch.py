@@ -6,14 +6,13 @@ given up when nobody waits for them any more. Off unless asked for.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from policies.cluster.blocks import BlockRun
 from policies.cluster.ids import RequestId
+from policies.frozen import frozen
 from policies.kvbm.spans import Spans
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PrefetchLimits:
     """Shares of the link and of the target tier that prefetching may take."""
 

@@ -6,14 +6,14 @@ A block of one engine may hold 64 times what a block of another holds, so nobody
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from policies.cluster.ids import Tier
 from policies.errors import ConfigError
+from policies.frozen import frozen
 from policies.kvbm.store import UNLIMITED_BLOCKS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TierSpec:
     """One tier below the device. `capacity_bytes` None: never full. `is_shared`: all workers have it in common.
 

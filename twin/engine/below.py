@@ -99,7 +99,8 @@ class Below:
 
     @property
     def loaded_blocks(self) -> int:
-        return sum(level.counts.loaded for level in self.manager.levels)
+        from_peers = self.manager.peers.loaded if self.manager.peers is not None else 0
+        return sum(level.counts.loaded for level in self.manager.levels) + from_peers
 
     def audit(self) -> None:
         """Recount the tiers, and what is on its way. Raises InvariantError."""

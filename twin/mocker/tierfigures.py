@@ -40,6 +40,11 @@ def figures(hits: Sequence[HitCount], managers: Sequence[BlockManager]) -> dict[
     shares = dict.fromkeys(level.body for manager in managers for level in manager.levels if level.body.shares)
     if shares:
         more["tenants"] = _tenants(shares)
+    views = [manager.peers for manager in managers if manager.peers is not None]
+    if views:
+        loaded_bytes = sum(view.loaded * view.spec.block_bytes for view in views)
+        counts = {name: sum(getattr(view, name) for view in views) for name in ("loaded", "failed_reads")}
+        more["peers"] = counts | {"loaded_bytes": loaded_bytes}
     climbs = [manager.climb for manager in managers if manager.climb is not None]
     if climbs:
         more["prefetch"] = {

@@ -40,7 +40,7 @@ class TierLane:
 
     def __init__(self, tiers: Tiers, worker_id: WorkerId, plan: TierPlan, engine: Tiered) -> None:
         self._tiers = tiers
-        self._worker_id = worker_id
+        self.worker_id = worker_id
         self._plan = plan
         self._by_tier = {level.spec.tier: level for level in plan.levels}
         self._moving: dict[int, Transfer] = {}
@@ -49,7 +49,7 @@ class TierLane:
         self.closed = False
         self.engine = engine
         self.manager = engine.attach(self._make)
-        self.loads = Loads(tiers, self.manager, self._by_tier, self.attend)
+        self.loads = Loads(tiers, worker_id, self.manager, self._by_tier, self.attend)
         if self.manager.climb is not None or plan.quota_blocks is not None:
             engine.below.on_submit = self._on_submit
 
@@ -87,11 +87,14 @@ class TierLane:
             sketch=made[0] if made else None,
             prefetch=plan.prefetch,
             owners=self._tiers.owners if plan.quota_blocks is not None else None,
+            peers=self._tiers.peers.view(self.worker_id, plan.peers, levels[0].body)
+            if plan.peers is not None
+            else None,
         )
 
     def _on_submit(self, seq: Sequence) -> None:
         """A request has been sent to the worker."""
-        self._tiers.sent(self._worker_id, seq.request_id)
+        self._tiers.sent(self.worker_id, seq.request_id)
         tenant = self._tiers.tenant_of(seq.request_id)
         if tenant is not None:
             self._tiers.owners.brings(tenant, (seq.own, *(branch for branch, _ in seq.path.pieces)))
@@ -123,9 +126,9 @@ class TierLane:
             elif isinstance(order, Prefetch):
                 self._fetch(order)
             elif isinstance(order, PublishKv):
-                self._tiers.listener.tier_changed(self._worker_id, order.change)
+                self._tiers.listener.tier_changed(self.worker_id, order.change)
             else:
-                self._tiers.listener.tier_cleared(self._worker_id, order.tier)
+                self._tiers.listener.tier_cleared(self.worker_id, order.tier)
         due_s = self.manager.due_s
         if due_s is not None and (self._armed_s is None or due_s < self._armed_s):
             self._arm(due_s)
@@ -174,6 +177,7 @@ class TierLane:
             transfer.cancel()
         self.loads.close()
         self.manager.close(self._tiers.clock.now)
+        self._tiers.peer_lost(self.worker_id)
 
     def break_tier(self, tier: Tier, how: str, rate: float | None) -> None:
         """A tier vanishes (tier_down), takes no writes (tier_full), or hands out a share of damaged blocks."""
@@ -184,6 +188,8 @@ class TierLane:
         else:
             self.manager.lost(tier)
             self.loads.lose(tier)
+            if tier is Tier.G2_HOST:
+                self._tiers.peer_lost(self.worker_id)
             self.attend()
 
     def mend_tier(self, tier: Tier, how: str) -> None:

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING
 
 from policies.cluster.blocks import BlockRun
 from policies.cluster.draws import draw
-from policies.cluster.ids import RequestId, Tier
+from policies.cluster.ids import RequestId, Tier, WorkerId
 from policies.kvbm.manager import BlockManager
+from policies.kvbm.orders import Leg
 from twin.engine.below import StoreWait, TierLoad
 from twin.engine.ticks import instant
 from twin.mocker.clock import Order
 from twin.mocker.links import Transfer, side_by_side
 from twin.mocker.tierplan import joined
-from twin.perf.cargo import TIER_LOADS
+from twin.perf.cargo import TIER_LOADS, TIER_PEERS
 
 if TYPE_CHECKING:
     from twin.mocker.tierplan import Lanes, LevelPlan
@@ -82,9 +83,15 @@ class Loads:
     share of blocks that a tier hands out damaged."""
 
     def __init__(
-        self, tiers: Tiers, manager: BlockManager, levels: dict[Tier, LevelPlan], attend: Callable[[], None]
+        self,
+        tiers: Tiers,
+        worker_id: WorkerId,
+        manager: BlockManager,
+        levels: dict[Tier, LevelPlan],
+        attend: Callable[[], None],
     ) -> None:
         self._tiers = tiers
+        self._worker_id = worker_id
         self._manager = manager
         self._levels = levels
         self._attend = attend
@@ -105,7 +112,7 @@ class Loads:
         self._under_way[loading] = None
         self._watch()
         for at, leg in enumerate(load.onboard.legs):
-            self._hop(loading, at, leg.tier, leg.bytes, 0)
+            self._hop(loading, at, leg, 0)
         return loading
 
     def wait(self, wait: StoreWait, on_done: Callable[[], None]) -> Landings:
@@ -133,13 +140,12 @@ class Loads:
 
     def lose(self, tier: Tier) -> None:
         """A tier is gone: what comes up from it fails now."""
-        for loading in list(self._under_way):
-            for at, leg in enumerate(loading.load.onboard.legs):
-                if leg.tier is tier and loading.transfers[at].cancel():
-                    loading.left -= 1
-            if not loading.left:
-                self._came_up(loading)
+        self._fail(lambda leg: leg.tier is tier and leg.owner is None)
         self.landed()
+
+    def lose_peer(self, owner: WorkerId) -> None:
+        """The host memory of another worker is gone: what comes from it fails now."""
+        self._fail(lambda leg: leg.owner == owner)
 
     def damaged(self, tier: Tier, request_id: RequestId, runs: Sequence[BlockRun]) -> list[BlockRun]:
         """The blocks that a tier hands out damaged, of those that were read from it for a request."""
@@ -160,9 +166,21 @@ class Loads:
 
     # ------------------------------------------------------------ inside
 
-    def _hop(self, loading: Loading, at: int, tier: Tier, bytes_: int, hop: int) -> None:
-        level = self._levels[tier]
-        hops = _hops(level, bytes_)
+    def _fail(self, is_lost: Callable[[Leg], bool]) -> None:
+        for loading in list(self._under_way):
+            for at, leg in enumerate(loading.load.onboard.legs):
+                if is_lost(leg) and loading.transfers[at].cancel():
+                    loading.left -= 1
+            if not loading.left:
+                self._came_up(loading)
+
+    def _hop(self, loading: Loading, at: int, leg: Leg, hop: int) -> None:
+        if leg.owner is not None:
+            lanes, setup_s = self._tiers.peers.way(self._worker_id, leg.owner)
+            hops = [(lanes, leg.bytes)]
+        else:
+            level = self._levels[leg.tier]
+            hops, setup_s = _hops(level, leg.bytes), level.spec.latency_s
         if hop == len(hops):
             loading.left -= 1
             if not loading.left:
@@ -170,9 +188,9 @@ class Loads:
             return
         loading.transfers[at] = self._tiers.network.start_all(
             side_by_side(*hops[hop]),
-            setup_s=level.spec.latency_s if not hop else 0.0,
-            on_done=partial(self._hop, loading, at, tier, bytes_, hop + 1),
-            cargo=TIER_LOADS,
+            setup_s=setup_s if not hop else 0.0,
+            on_done=partial(self._hop, loading, at, leg, hop + 1),
+            cargo=TIER_LOADS if leg.owner is None else TIER_PEERS,
         )
 
     def _came_up(self, loading: Loading, lost: Sequence[BlockRun] = ()) -> None:
@@ -218,9 +236,11 @@ class Loads:
     def _bad(self, load: TierLoad) -> list[BlockRun]:
         """The blocks of a load that were read damaged."""
         bad = []
-        for run in load.onboard.plan.runs if self.bad_rate else ():
-            parts = [BlockRun(part.stretch.branch, part.lo, part.hi) for part in run.found]
-            bad += self.damaged(run.tier, load.seq.request_id, parts)
+        for run in load.onboard.plan.runs:
+            source = self if run.owner is None else self._tiers.lanes[run.owner].loads
+            if source.bad_rate:
+                parts = [BlockRun(part.stretch.branch, part.lo, part.hi) for part in run.found]
+                bad += source.damaged(run.tier, load.seq.request_id, parts)
         return bad
 
 

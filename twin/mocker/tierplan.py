@@ -5,9 +5,10 @@ Plain values that a configuration or a test makes; nothing here runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import field
 
+from policies.frozen import frozen
 from policies.kvbm.build import NO_PLUGINS, KvSettings
 from policies.kvbm.lane import BatchRules
 from policies.kvbm.look_up import Rule
@@ -18,7 +19,7 @@ Lanes = tuple[tuple[str, ...], ...]
 """By rank, the lanes that its share of the bytes crosses."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LevelPlan:
     """One tier of one worker: sizes, policies by name, and the lanes that blocks cross. `hops` are the ways up, one
     after another, or `piped`: one block on the second while the next is on the first. A shared tier is the same one for
@@ -35,7 +36,19 @@ class LevelPlan:
     piped: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
+class PeerPlan:
+    """A worker that reads host memory of others, and lets them read its own where the `layout` is the same: by rank the
+    lanes that bytes cross `out` of it, `into` it, and `up` to its device."""
+
+    spec: TierSpec
+    layout: Hashable
+    out: Lanes
+    into: Lanes
+    up: Lanes
+
+
+@frozen
 class TierPlan:
     """The tiers below one worker's device, fastest first."""
 
@@ -46,6 +59,7 @@ class TierPlan:
     decay_s: float
     prefetch: PrefetchLimits | None = None
     quota_blocks: int | None = None  # of one tenant in a tier
+    peers: PeerPlan | None = None
     plugins: Mapping[str, Callable[[KvSettings], object]] = field(default_factory=lambda: NO_PLUGINS)
 
 

@@ -21,6 +21,7 @@ from twin.mocker.clock import Clock
 from twin.mocker.links import Network
 from twin.mocker.tierfigures import figures
 from twin.mocker.tierlane import TierLane
+from twin.mocker.tierpeers import TierPeers
 from twin.mocker.tierplan import LevelPlan, TierPlan
 
 
@@ -51,6 +52,7 @@ class Tiers:
         self.seed = seed
         self.tenant_of = tenant_of
         self.owners = Owners()
+        self.peers = TierPeers()
         self._shared: dict[str, TierBody] = {}
         self._past: list[TierLane] = []  # of workers that are gone
         self._fetching: dict[RequestId, TierLane] = {}  # where blocks are fetched for requests that wait
@@ -95,6 +97,11 @@ class Tiers:
         """What the tiers of a worker hold, as stores."""
         lane = self.lanes.get(worker_id)
         return lane.manager.contents() if lane is not None else ()
+
+    def peer_lost(self, worker_id: WorkerId) -> None:
+        """The host memory of a worker is gone: who reads it reads nothing more."""
+        for lane in self.up.values() if len(self.lanes) > 1 else ():
+            lane.loads.lose_peer(worker_id)
 
     # ------------------------------------------------------------ requests that wait in the router
 
@@ -156,7 +163,8 @@ class Tiers:
         for tier in Tier:
             found[f"{tier.value}_hit_blocks"] = sum(lane.engine.hits.hits[tier] for lane in lanes)
         loaded = (level.counts.loaded for lane in lanes for level in lane.manager.levels)
-        return found | {"loaded_blocks": sum(loaded)}
+        views = (lane.manager.peers for lane in lanes)
+        return found | {"loaded_blocks": sum(loaded) + sum(view.loaded for view in views if view is not None)}
 
     def figures(self) -> dict[str, Any]:
         """What the report says of tiers, over all workers: hits by class, what each edge did, ages of blocks."""

@@ -131,7 +131,7 @@ def test_a_rule_without_what_it_needs_is_refused(rule: Rule) -> None:
 def test_r8_what_failed_lately_is_not_asked_for_and_ends_the_plan() -> None:
     chains, tiers = stores(g2=[(0, 3)], g3=[(3, 6)])
     found = plan(chains, tiers, blocks=8)
-    cut = without(found, lambda tier, run: 4 if tier is G3 and run.lo <= 4 < run.hi else None)
+    cut = without(found, lambda tier_run, run: 4 if tier_run.tier is G3 and run.lo <= 4 < run.hi else None)
     assert shape(cut) == [("g2", 0, 3), ("g3", 3, 4)]
     assert cut.misses == {Miss.FAILED: 2, Miss.ABSENT: 2}
-    assert without(found, lambda tier, run: None) is found
+    assert without(found, lambda tier_run, run: None) is found

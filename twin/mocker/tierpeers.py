@@ -1,0 +1,30 @@
+"""Reads of other workers' host memory in a simulated run: who may read whom, and which lanes the bytes cross.
+
+It decides nothing: what is read is the reader's block manager's to say, and `tierloads` carries it out.
+"""
+
+from __future__ import annotations
+
+from policies.cluster.ids import WorkerId
+from policies.kvbm.level import TierBody
+from policies.kvbm.peers import PeerMemory, PeerView
+from twin.mocker.tierplan import Lanes, PeerPlan, joined
+
+
+class TierPeers:
+    """Of one run. A worker is here from when it comes up; its lanes stay known when it is gone."""
+
+    def __init__(self) -> None:
+        self.memory = PeerMemory()
+        self._plans: dict[WorkerId, PeerPlan] = {}
+
+    def view(self, worker_id: WorkerId, plan: PeerPlan, body: TierBody) -> PeerView:
+        """What a worker that comes up reads of others; `body` is its own host memory, which they may read."""
+        self._plans[worker_id] = plan
+        return PeerView(self.memory, worker_id, body, plan.spec, plan.layout)
+
+    def way(self, reader: WorkerId, owner: WorkerId) -> tuple[Lanes, float]:
+        """The lanes of a read, out of one worker and into the other up to its device, and what passes before its first
+        byte."""
+        mine = self._plans[reader]
+        return joined(joined(self._plans[owner].out, mine.into), mine.up), mine.spec.latency_s
