@@ -9,6 +9,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from policies.cluster.events import TaintWeight
+from policies.errors import ConfigError
 from policies.router.settings import RouterSettings
 from twin.config import SHARED_CACHE_MULTIPLIER, ClassConfig, Config
 from twin.config_lists import taint_weights
@@ -26,6 +27,12 @@ _OURS = ("seed", "block_size", "explain", "required_taints", "preferred_taints",
 def router_settings(config: Config, block_size: int, *, explain: bool = False) -> RouterSettings:
     """What the configuration asks of its router. Raises ConfigError."""
     router = config.router
+    if router.index == "engine" and has_shared_tier(config) and any(g.role != "mixed" for g in config.workers):
+        raise ConfigError(
+            "router.index = engine with prefill and decode workers cannot follow a tier that all workers share (kvbm "
+            "remote or disk_shared): each leg hears its own workers alone; take router.index = simulated, or tiers of "
+            "each worker's own"
+        )
     values = {f.name: getattr(router, f.name) for f in fields(RouterSettings) if f.name not in _OURS}
     if router.shared_cache_multiplier is None and has_shared_tier(config):
         values["shared_cache_multiplier"] = SHARED_CACHE_MULTIPLIER

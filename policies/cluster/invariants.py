@@ -34,6 +34,7 @@ from policies.cluster.events import (
     ENDS,
     Event,
     FirstToken,
+    IndexLost,
     PrefillDone,
     ProbeEnded,
     RequestArrived,
@@ -102,7 +103,7 @@ ANSWERED = Rule(
     "DrainWorker: WorkerLost or WorkerRecalled; RecallWorker: either of these; Fence and Unfence: their event or "
     "WorkerLost; Probe: ProbeEnded, WorkerHeard or WorkerLost; SetTimer: TimerFired or a later SetTimer of that name; "
     "RequestIndexReplay and RequestIndexDump: one IndexReplay, IndexDump or IndexRecoveryFailed of the same number, or "
-    "loss of the worker (one may still be under way when the run ends)",
+    "loss of the worker, or of the index that asked (one may still be under way when the run ends)",
 )
 SOURCE = Rule(
     "I8",
@@ -208,12 +209,19 @@ class Invariants:
             self._on_request(event)
         elif isinstance(event, WorkerEvent):
             self._on_worker(event)
-        elif isinstance(event, RouterRestarted):
-            self._again = set(self._queued)
+        elif isinstance(event, RouterRestarted | IndexLost):
+            self._on_forgotten(event)
         elif isinstance(event, TimerFired) and self._timers.pop(event.name, None) is None:
             raise broken(ANSWERED, f"{event!r}, a timer that nobody set or that fired before")
         for action in actions:
             self._on_action(action)
+
+    def _on_forgotten(self, event: RouterRestarted | IndexLost) -> None:
+        """A router knows no more what it had asked ranks for; one that was restarted, nor who waits in it."""
+        if isinstance(event, RouterRestarted):
+            self._again = set(self._queued)
+        for asks in self._asks.values():
+            asks -= {ask for ask in asks if ask.origin == event.router}
 
     def audit(self, view: ClusterView) -> None:
         """Compare the account with what policies are shown. Raises InvariantError where they differ."""

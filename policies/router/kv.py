@@ -187,6 +187,8 @@ class Kv(Router):
         self._index, self._guesses = self._new_index(), _guesses(self.settings)
         orders: list[Action] = []
         for worker in view.workers.values():
+            if not self._fits(worker):
+                continue
             orders += self._index.on(replace(worker.up, at_s=at_s))
             if self._guesses is not None:
                 self._guesses.up(worker.up, self._places(worker.worker_id))

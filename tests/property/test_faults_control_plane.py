@@ -97,10 +97,13 @@ model = "fixed"
 prefill_s_per_token = 0.001
 decode_s = 0.01
 """
+TWO = ("replicas.count=2", "replicas.sync_delay_s=0.004")
 LEGS: dict[str, tuple[str, ...]] = {
     "legs": ("router.mode=kv",),
     "legs, room first": ("router.mode=kv", "disaggregation.order=decode-first"),
-    "legs, two routers": ("router.mode=kv", "replicas.count=2", "replicas.sync_delay_s=0.004"),
+    "legs, engines' events": ("router.mode=kv", "router.index=engine"),
+    "legs, engines' events, two routers": ("router.mode=kv", "router.index=engine", *TWO),
+    "legs, two routers": ("router.mode=kv", *TWO),
     "legs and a queue": (
         "router.mode=kv",
         "disaggregation.order=decode-first",
@@ -110,10 +113,12 @@ LEGS: dict[str, tuple[str, ...]] = {
 """What is asked of routers that place prefill and decode legs."""
 SETS: dict[str, tuple[str, ...]] = {
     "kv": ("router.mode=kv",),
+    "engines' events": ("router.mode=kv", "router.index=engine"),
+    "engines' events, two routers": ("router.mode=kv", "router.index=engine", *TWO),
     "guesses": ("router.mode=kv", "router.use_kv_events=false"),
     "queue": ("router.mode=kv", "router.queue.prefill_busy_tokens=200", "router.queue.max_wait_s=2"),
     "least loaded": ("router.mode=least-loaded", "router.queue.prefill_busy_tokens=100"),
-    "two routers": ("router.mode=kv", "replicas.count=2", "replicas.sync_delay_s=0.004"),
+    "two routers": ("router.mode=kv", *TWO),
     "two queues": (
         "router.mode=kv",
         "replicas.count=2",

@@ -98,31 +98,34 @@ class StepLog:
         start_s, steps, skip = step.start_s, step.steps, 0
         if self.late or self.emitted_s != start_s or firsts:
             end_s = epoch.end_s(1)
-            self._row(step, "step", start_s, end_s, 1, batch, pool, load, 0, (0.0, 0.0, 0.0))
+            self._row(step, "step", start_s, end_s, 1, batch.ctx_tokens, pool, load, 0, (0.0, 0.0, 0.0))
             self._longer(end_s, batch.size - firsts)
             start_s, steps, skip = end_s, steps - 1, 1
             if not steps:
                 return
         kind = "leap" if steps > 1 else "step"
-        self._row(step, kind, start_s, step.end_s, steps, batch, pool, load, batch.size, epoch.gaps(skip))
+        ctx_tokens = batch.ctx_tokens + skip * batch.size
+        self._row(step, kind, start_s, step.end_s, steps, ctx_tokens, pool, load, batch.size, epoch.gaps(skip))
 
     def mixed(self, step: StepPlan, batch: DecodeBatch, pool: Counted, load: tuple[int, int]) -> None:
         """A step with prompt work; the standing batch emits too unless it stood still."""
         if self._write is None:
             return
         if step.exclusive or not batch.size:
-            self._row(step, "step", step.start_s, step.end_s, 1, batch, pool, load, 0, (0.0, 0.0, 0.0))
+            self._row(step, "step", step.start_s, step.end_s, 1, batch.ctx_tokens, pool, load, 0, (0.0, 0.0, 0.0))
         elif self.late or self.emitted_s != step.start_s:
-            self._row(step, "step", step.start_s, step.end_s, 1, batch, pool, load, 0, (0.0, 0.0, 0.0))
+            self._row(step, "step", step.start_s, step.end_s, 1, batch.ctx_tokens, pool, load, 0, (0.0, 0.0, 0.0))
             self._longer(step.end_s, batch.size)
         else:
             gap_s = step.end_s - step.start_s
-            self._row(step, "step", step.start_s, step.end_s, 1, batch, pool, load, batch.size, (gap_s, 0.0, 0.0))
+            self._row(
+                step, "step", step.start_s, step.end_s, 1, batch.ctx_tokens, pool, load, batch.size, (gap_s, 0.0, 0.0)
+            )
 
     def literal(self, step: StepPlan, batch: DecodeBatch, pool: Counted, load: tuple[int, int]) -> None:
         """A step scheduled request by request; its gaps come one by one through `gaps`."""
         if self._write is not None and (step.chunks or step.decodes or step.preempted):
-            self._row(step, "step", step.start_s, step.end_s, 1, batch, pool, load, 0, (0.0, 0.0, 0.0))
+            self._row(step, "step", step.start_s, step.end_s, 1, batch.ctx_tokens, pool, load, 0, (0.0, 0.0, 0.0))
 
     def gaps(self, since_s: Iterable[float], end_s: float) -> None:
         """Single gaps that end now: one per entry of `since_s`."""
@@ -143,7 +146,7 @@ class StepLog:
         start_s: float,
         end_s: float,
         steps: int,
-        batch: DecodeBatch,
+        ctx_tokens: int,
         pool: Counted,
         load: tuple[int, int],
         gap_tokens: int,
@@ -160,7 +163,7 @@ class StepLog:
                 end_s,
                 steps,
                 step.decodes,
-                batch.ctx_tokens,
+                ctx_tokens,
                 step.chunks,
                 step.prefill_tokens,
                 running,

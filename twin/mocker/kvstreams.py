@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from policies.cluster.actions import Action, Dispatch, RequestIndexDump, RequestIndexReplay
 from policies.cluster.blocks import BlockRun, Branch
 from policies.cluster.controller import Controller
-from policies.cluster.events import ENDS, Event, RequestArrived, RequestEvent, WorkerUp
+from policies.cluster.events import ENDS, Event, IndexLost, RequestArrived, RequestEvent, RouterRestarted, WorkerUp
 from policies.cluster.ids import BlockHash, Leg, RankId, RequestId, Tier, WorkerId
 from policies.cluster.kv_events import (
     DumpEntry,
@@ -87,6 +87,7 @@ class EngineNews(News):
         self._streams: dict[RankId, Stream] = {}
         self._names: BlockNames | None = None
         self._routed: dict[tuple[RequestId, Leg], int] = {}
+        self._lives: dict[int, int] = {}  # how often each router has lost its index, or all it had
         world.controller = Interpreter(world.controller, self)
 
     @property
@@ -217,13 +218,19 @@ class EngineNews(News):
     def answer(self, asked: RequestIndexReplay | RequestIndexDump) -> None:
         """A rank is asked for events, or for all that it has: it answers when the question reaches it, in the time that
         its answer takes."""
-        worker = self._world.workers[asked.worker_id]
-        self._world.wires.send(FRONTEND, asked.worker_id, partial(self._reply, worker, asked))
+        worker, life = self._world.workers[asked.worker_id], self._lives.get(asked.origin, 0)
+        self._world.wires.send(FRONTEND, asked.worker_id, partial(self._reply, worker, asked, life))
 
-    def _reply(self, worker: MockWorker, asked: RequestIndexReplay | RequestIndexDump) -> None:
+    def forget(self, router: int) -> None:
+        """A router has forgotten what it asked for: nobody waits for those answers any more."""
+        self._lives[router] = self._lives.get(router, 0) + 1
+
+    def _reply(self, worker: MockWorker, asked: RequestIndexReplay | RequestIndexDump, life: int) -> None:
         stream, now_s = self._streams[RankId(asked.worker_id, asked.dp_rank)], self._world.clock.now
         if worker.fenced or worker.up.epoch != asked.epoch:
             return  # whoever asked has heard that it is lost
+        if life != self._lives.get(asked.origin, 0):
+            return
         common: dict[str, Any] = {
             "at_s": now_s,
             "worker_id": asked.worker_id,
@@ -236,7 +243,7 @@ class EngineNews(News):
             self._world.post(IndexRecoveryFailed(reason="no connection", **common))
             return
         if worker.hung:
-            self._world.clock.watch(instant(now_s + _HUNG_AGAIN_S), _LATE, partial(self._reply, worker, asked))
+            self._world.clock.watch(instant(now_s + _HUNG_AGAIN_S), _LATE, partial(self._reply, worker, asked, life))
             return
         events = stream.again(asked.from_id, asked.to_id) if isinstance(asked, RequestIndexReplay) else None
         answer: IndexAnswer
@@ -250,7 +257,7 @@ class EngineNews(News):
             )
         _, upset = self._way(worker.worker_id)
         delay_s = upset.delay_s if upset is not None else 0.0
-        self._deliver(worker, answer, now_s + blocks * self._block_s + delay_s)
+        self._deliver(worker, answer, now_s + blocks * self._block_s + delay_s, life)
 
     @property
     def _block_s(self) -> float:
@@ -258,11 +265,15 @@ class EngineNews(News):
         observe = self._observe
         return observe.kv_dump_block_s + ENTRY_BYTES / observe.kv_dump_bytes_per_s
 
-    def _deliver(self, worker: MockWorker, answer: IndexAnswer, at_s: float) -> None:
+    def _deliver(self, worker: MockWorker, answer: IndexAnswer, at_s: float, life: int) -> None:
         world = self._world
 
+        def heard() -> None:
+            if life == self._lives.get(answer.origin, 0):
+                world.post(replace(answer, at_s=world.clock.now))
+
         def arrive() -> None:
-            self.hear(worker, lambda: world.post(replace(answer, at_s=world.clock.now)), news=True)
+            self.hear(worker, heard, news=True)
 
         if instant(at_s) <= world.clock.now:
             arrive()
@@ -330,6 +341,8 @@ class Interpreter(Controller):
             event = self._news.registered(event)
         elif isinstance(event, RequestEvent) and type(event) in ENDS:
             self._news.ended(event.request_id)
+        elif isinstance(event, RouterRestarted | IndexLost):
+            self._news.forget(event.router)
         actions = self._inner.step(event)
         for action in actions:
             if isinstance(action, Dispatch):
