@@ -85,6 +85,9 @@ def _ended(error: BaseException, debug: bool) -> int:
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else Exit.BUG
     code, text = _explained(error)
+    if type(error).__name__ == "NoArgsIsHelpError":  # a group of commands without one: its help is the answer
+        print(error.format_message(), file=sys.stderr)  # type: ignore[attr-defined]
+        return code
     try:
         sys.stdout.flush()
     except OSError:

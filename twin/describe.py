@@ -21,12 +21,12 @@ from twin.mocker.starts import Start
 NOT_MODELLED = (
     "tokeniser and HTTP time, and the network between clients and the cluster",
     "router and scheduler compute time",
-    "engine errors, control-plane failures",
     "the making of draft tokens, and CUDA-graph padding unless cuda_graph_sizes is given",
     "sampling: every request makes exactly the output length of its trace row",
 )
 
-NO_TIERS = ("disk and remote KV tiers",)
+NO_FAULTS = ("engine errors and failures of the control plane (a scenario of --faults has them)",)
+NO_TIERS = ("KV tiers below devices (workers.kvbm has them)",)
 TIERS_NOT_MODELLED = (
     "KV tiers: loading layer by layer, checks of stored bytes, device memory that waits to be copied, host memory and "
     "disks that workers of one node share",
@@ -77,7 +77,7 @@ def describe_run(
         hash_known=hash_known,
         seed=config.seed,
         routing=_counters(policy),
-        not_modelled=_not_modelled(groups),
+        not_modelled=_not_modelled(config, groups),
         no_effect=(*config.no_effect, *no_effect),
         warnings=(*_warnings(config, trace, policy, hash_known=hash_known), *_tier_warnings(groups)),
         config=to_plain(config),
@@ -85,10 +85,11 @@ def describe_run(
     )
 
 
-def _not_modelled(groups: Iterable[Group]) -> tuple[str, ...]:
+def _not_modelled(config: Config, groups: Iterable[Group]) -> tuple[str, ...]:
     groups = tuple(groups)
+    faults = () if config.faults.path is not None else NO_FAULTS
     tiers = TIERS_NOT_MODELLED if any(group.config.kvbm.has_tiers for group in groups) else NO_TIERS
-    return (*NOT_MODELLED, *tiers, *(ADAPTERS_NOT_MODELLED if any(_has_adapters(g) for g in groups) else ()))
+    return (*NOT_MODELLED, *faults, *tiers, *(ADAPTERS_NOT_MODELLED if any(_has_adapters(g) for g in groups) else ()))
 
 
 def _has_adapters(group: Group) -> bool:

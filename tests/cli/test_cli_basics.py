@@ -50,6 +50,15 @@ def test_a_wrong_line_is_refused_in_one_line(twin, args: list[str], words: str) 
     assert "--help" in ended.complaint
 
 
+@pytest.mark.parametrize(("args", "listed"), [([], "replay "), (["traces"], "show ")])
+def test_a_group_of_commands_without_one_prints_its_help(twin, args: list[str], listed: str) -> None:
+    ended = twin(*args)
+    assert ended.code == 2
+    assert ended.out == ""
+    assert ended.err.startswith("Usage: twin")
+    assert any(line.strip().startswith(listed) for line in ended.err.splitlines())
+
+
 def test_show_config_prints_toml_with_origins(twin, tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text("seed = 4\n[router]\nmode = 'kv'\n", encoding="utf-8")

@@ -41,6 +41,15 @@ def test_the_scenarios_that_are_shown_come_to_what_they_expect(scenario: Path, t
     assert (tmp_path / "again" / "faults.json").read_bytes() == (run / "faults.json").read_bytes()
 
 
+def test_failures_are_not_modelled_where_no_scenario_has_them(twin: Twin, tmp_path: Path) -> None:
+    told = []
+    for name, more in (("plain", []), ("faults", ["--faults", SCENARIOS[0]])):
+        twin("replay", TRACE, "--limit", "50", "--no-html", "--quiet", "--out", tmp_path / name, *more)
+        meta = json.loads((tmp_path / name / "report.json").read_text(encoding="utf-8"))["meta"]
+        told.append(any("control plane" in one for one in meta["not_modelled"]))
+    assert told == [True, False]
+
+
 def keyed(folder: Path) -> Path:
     """Seventy seconds of prompts that share prefixes of 1,024 tokens."""
     path = folder / "keys.jsonl"

@@ -59,8 +59,10 @@ class StoreWait(HostLoad):
 class Tiered(Protocol):
     """An engine, or a rank of one, with a block manager below its device; `hits` are look-ups at first admissions."""
 
-    hits: HitCount
     below: Below
+
+    @property
+    def hits(self) -> HitCount: ...
 
     @property
     def settings(self) -> EngineSettings: ...

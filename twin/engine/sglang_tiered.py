@@ -21,7 +21,7 @@ from twin.engine.batch import DecodeBatch
 from twin.engine.below import Below, StoreWait
 from twin.engine.core import EngineParts
 from twin.engine.loading import HostLoad
-from twin.engine.plan import Outcome, StepPlan
+from twin.engine.plan import StepPlan
 from twin.engine.radix import RadixCache
 from twin.engine.radix_ledger import RadixLedger
 from twin.engine.radix_telling import TellingLedger
@@ -30,6 +30,7 @@ from twin.engine.settings import SglangSettings
 from twin.engine.sglang import SglangEngine
 from twin.engine.sglang_queue import PrefillQueue
 from twin.engine.sglang_speculative import SpeculativeSglangEngine
+from twin.engine.telling import Telling
 from twin.engine.token_ratio import TokenRatio
 
 
@@ -132,7 +133,7 @@ class TieredQueue(PrefillQueue):
         return True
 
 
-class TieredSglangEngine(SglangEngine):
+class TieredSglangEngine(Telling, SglangEngine):
     """An SGLang replica with tiers; `attach` gives it its block manager before the first step. `pending_loads` have
     begun now; whoever owns the clock takes them and calls `loaded` when they have come up."""
 
@@ -140,8 +141,6 @@ class TieredSglangEngine(SglangEngine):
         self.pending_loads: list[HostLoad] = []
         self._loads: dict[Sequence, HostLoad] = {}
         self.below = Below(settings, self._loads, self.pending_loads, self.blocks_s)
-        self.hits = self.below.hits
-        self._is_between = False  # no step is being planned or committed
         # When a page leaves the device is when it begins to move: leaps end there.
         super().__init__(settings, replace(parts, kv_events=True, leap_past_evictions=False))
 
@@ -161,10 +160,6 @@ class TieredSglangEngine(SglangEngine):
         return self.below.manager
 
     @property
-    def loaded_blocks(self) -> int:
-        return self.below.loaded_blocks
-
-    @property
     def idle(self) -> bool:
         return not self._loads and super().idle
 
@@ -178,32 +173,7 @@ class TieredSglangEngine(SglangEngine):
         heard = self.below.evicted_between_steps if self._is_between else self.below.evicted
         heard(branch, lo, hi)
 
-    # ------------------------------------------------------------ steps
-
-    def plan(self, now_s: float) -> StepPlan | None:
-        self.below.tell(now_s)  # of what was released, or pushed out, between steps
-        return super().plan(now_s)
-
-    def commit(self, step: StepPlan) -> Outcome:
-        self.below.now_s = step.end_s
-        outcome = super().commit(step)
-        self.below.tell(step.end_s)
-        return outcome
-
-    def settle(self, step: StepPlan, at_s: float) -> None:
-        self.below.now_s = min(step.end_s, at_s)
-        super().settle(step, at_s)
-
     # ------------------------------------------------------------ requests
-
-    def reserve(self, seq: Sequence) -> bool:
-        """Room beside what the device has of a prompt: the rest is sent, and nothing comes up for it."""
-        self._is_between = True
-        has_room = super().reserve(seq)
-        self._is_between = False
-        if has_room:
-            self.below.reused_between_steps(seq, seq.published)
-        return has_room
 
     def loaded(self, seq: Sequence) -> None:
         """The pages of a load are on the device: the request is first in line."""
@@ -219,13 +189,6 @@ class TieredSglangEngine(SglangEngine):
             seq.phase = Phase.LOADED
         self._queue.put_first(seq, *self.below.unparked(load))
 
-    def submit(self, seq: Sequence) -> str | None:
-        self.below.comes(seq)
-        refusal = super().submit(seq)
-        if refusal is not None:
-            self.below.gone(seq)
-        return refusal
-
     def cancel(self, seq: Sequence) -> None:
         self._line.forget(seq)
         self.below.gone(seq)
@@ -234,10 +197,6 @@ class TieredSglangEngine(SglangEngine):
         elif seq.phase is Phase.LOADED:
             seq.phase = Phase.WAITING
         super().cancel(seq)
-
-    def audit(self) -> None:
-        super().audit()
-        self.below.audit()
 
     # ------------------------------------------------------------ room
 

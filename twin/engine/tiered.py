@@ -17,14 +17,15 @@ from policies.kvbm.manager import BlockManager
 from twin.engine.below import Below, StoreWait
 from twin.engine.core import EngineParts
 from twin.engine.loading import LoadingEngine
-from twin.engine.plan import Outcome, StepPlan
+from twin.engine.plan import StepPlan
 from twin.engine.pool import Match
 from twin.engine.sequence import Phase, Sequence
 from twin.engine.settings import EngineSettings
+from twin.engine.telling import Telling
 from twin.perf.protocol import PrefillChunk
 
 
-class TieredEngine(LoadingEngine):
+class TieredEngine(Telling, LoadingEngine):
     """A vLLM replica with tiers; `attach` gives it its block manager before the first step.
 
     A leg whose prompt comes by hand-off looks nothing up here: its blocks were looked up where they were computed, and
@@ -35,8 +36,6 @@ class TieredEngine(LoadingEngine):
         # When a block leaves the device is when it begins to move: leaps end there.
         super().__init__(settings, replace(parts, kv_events=True, leap_past_evictions=False))
         self.below = Below(settings, self._loads, self.pending_loads, self.blocks_s)
-        self.hits = self.below.hits
-        self._is_between = False  # no step is being planned or committed
 
     def attach(self, make: Callable[[Lacking], BlockManager]) -> BlockManager:
         lacking = self.pool.lacking
@@ -47,10 +46,6 @@ class TieredEngine(LoadingEngine):
         self.pool.on_evict = self._on_evict
         self.pool.on_publish = self._on_publish
 
-    @property
-    def loaded_blocks(self) -> int:
-        return self.below.loaded_blocks
-
     def _on_evict(self, branch: Branch, lo: int, hi: int) -> None:
         heard = self.below.evicted_between_steps if self._is_between else self.below.evicted
         for a, b in self.pool.lacking(branch, [(lo, hi)]):  # other copies stay
@@ -58,34 +53,6 @@ class TieredEngine(LoadingEngine):
 
     def _on_publish(self, branch: Branch, lo: int, hi: int) -> None:
         self.below.completed(branch, lo, hi)
-
-    # ------------------------------------------------------------ steps
-
-    def plan(self, now_s: float) -> StepPlan | None:
-        self.below.tell(now_s)  # of what was released, or pushed out, between steps
-        return super().plan(now_s)
-
-    def commit(self, step: StepPlan) -> Outcome:
-        self.below.now_s = step.end_s
-        outcome = super().commit(step)
-        self.below.tell(step.end_s)
-        return outcome
-
-    def settle(self, step: StepPlan, at_s: float) -> None:
-        self.below.now_s = min(step.end_s, at_s)
-        super().settle(step, at_s)
-
-    # ------------------------------------------------------------ hand-off
-
-    def reserve(self, seq: Sequence) -> bool:
-        """Room beside what the device has of a prompt: the rest is sent, and nothing comes up for it. What makes room
-        goes down."""
-        self._is_between = True
-        has_room = super().reserve(seq)
-        self._is_between = False
-        if has_room:
-            self.below.reused_between_steps(seq, seq.published)
-        return has_room
 
     # ------------------------------------------------------------ loads
 
@@ -104,13 +71,6 @@ class TieredEngine(LoadingEngine):
         self.waiting.extendleft(reversed([seq, *self.below.unparked(load)]))
         self._blocked = False
 
-    def submit(self, seq: Sequence) -> str | None:
-        self.below.comes(seq)
-        refusal = super().submit(seq)
-        if refusal is not None:
-            self.below.gone(seq)
-        return refusal
-
     def cancel(self, seq: Sequence) -> None:
         if seq.phase is Phase.LOADING:
             self.waiting.extendleft(reversed(self.below.dropped(seq)))
@@ -120,10 +80,6 @@ class TieredEngine(LoadingEngine):
         else:
             self.below.gone(seq)
             super().cancel(seq)
-
-    def audit(self) -> None:
-        super().audit()
-        self.below.audit()
 
     def _begin_loads(self) -> bool:
         """Take the heads of waiting whose prefix goes on below out of the queue, as long as they fit; whether there
