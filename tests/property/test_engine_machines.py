@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import pytest
 from examples import examples
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -225,3 +226,23 @@ TestVllmMachine = VllmMachine.TestCase
 TestVllmMachine.settings = examples(300, stateful_step_count=30)
 TestTrtllmMachine = TrtllmMachine.TestCase
 TestTrtllmMachine.settings = examples(300, stateful_step_count=30)
+
+
+@pytest.mark.parametrize("kind", ["usual", *sorted(TRTLLM)])
+def test_a_leap_that_is_accounted_for_to_its_end_takes_no_more_blocks(kind: str) -> None:
+    """Found among 30,000 programs: whoever looked at that instant saw the blocks of a step that may never come."""
+    settings = TRTLLM.get(kind) or engine_settings(**OPTIONS)
+    seen = set()
+    for osl in range(2, 10):
+        engine, tree = build_engine(settings, PolynomialLatency(BLOCK * BLOCKS)), ContentTree(6, BLOCK)
+        engine.submit(Sequence(RequestId("r"), 5, osl, tree.path([1], 5), tree.private()))
+        prompt = engine.plan(0.0)
+        assert prompt is not None
+        engine.commit(prompt)
+        leap = engine.plan(prompt.end_s)
+        assert leap is not None
+        engine.settle(leap, leap.end_s)
+        seen.add(leap.steps)
+        if not leap.steps:
+            assert engine.load(leap, leap.end_s)[2] == engine.pool.active, osl
+    assert 0 in seen or settings.speculation is not None or settings.ranks > 1

@@ -97,7 +97,7 @@ class EngineCore(Leaping):
         """Running, waiting, active and cached blocks at `at_s`, within the planned `step`. Touches nothing."""
         pool = self.pool
         taken = freed = 0
-        if step is not None and not step.mixed and not step.literal:
+        if step is not None and step.steps and not step.mixed and not step.literal:
             steps = 1
             if step.steps > 1:
                 steps = self._epoch.steps_to(at_s, step.start_s, step.end_s, step.steps)
