@@ -13,7 +13,7 @@ from policies.errors import CapabilityError, ConfigError
 from policies.frozen import frozen
 from twin.config import DISK_GB_PER_S, OBJECT_STORE_GB_PER_S, WARMUP_S, Config, WorkerGroup
 from twin.config_lists import accept_rates, graph_sizes
-from twin.engine.settings import EngineSettings, HostTierSettings, SglangSettings, Speculation
+from twin.engine.settings import EngineSettings, HostTierSettings, Layers, SglangSettings, Speculation
 from twin.link_use import path_of
 from twin.mocker.world import WorkerSpec
 from twin.perf.adapters import Adapters
@@ -207,6 +207,7 @@ def _common(group: WorkerGroup, seed: int, *, peer: bool, leap: bool) -> dict[st
     if engine.host_blocks is not None:
         common["host"] = _host_tier(group)
     if group.kvbm.has_tiers:
+        common["layers"] = _layers(group) if group.kvbm.load_layers == "each" else None
         _check_tiers(group, peer=peer)
         common["tiers"] = True
     if engine.max_loras is not None and not peer:
@@ -276,6 +277,17 @@ def _sglang(group: WorkerGroup, sizes: dict[str, Any], *, peer: bool) -> SglangS
         prefill_decode_interval=engine.prefill_decode_interval,
         free_recompute=peer,
     )
+
+
+def _layers(group: WorkerGroup) -> Layers:
+    """Of the model that the group serves. Raises CapabilityError for ranks, which wait for each other's layers."""
+    if group.dp > 1:
+        raise CapabilityError(
+            f"workers.{group.name}.kvbm.load_layers = each: the group has {group.dp} ranks, and layers of ranks that "
+            "step together are not simulated; leave load_layers out, or set dp = 1"
+        )
+    layers = find_model(group.model).layers
+    return Layers(stage=-(-layers // group.pp), model=layers)
 
 
 def _check_tiers(group: WorkerGroup, *, peer: bool) -> None:

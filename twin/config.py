@@ -279,6 +279,11 @@ class KvbmConfig:
         "blocks come up in one hop, through host memory all at once, or block by block",
         choices=("direct", "bounce", "piped"),
     )
+    load_layers: str = _key(
+        "all",
+        "a prompt is computed when all layers of what comes up are there, or each as soon as it is",
+        choices=("all", "each"),
+    )
     onboard: str = _key(
         "always", "load what lies below; or if it is faster than computing", choices=("always", "faster", "deadline")
     )

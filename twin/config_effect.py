@@ -146,6 +146,9 @@ def _sizes_of_what_moves(config: Config, group: WorkerGroup) -> set[str]:
         found |= {"model", "kv"}
     if why_idle(config, group, WEIGHTS) is None:
         found |= {"model", "gpu", "weights", "ep", "pp"}
+    if group.kvbm.has_tiers:
+        found |= {"model", "kv"} if group.kvbm.block_bytes is None else set()
+        found |= {"model", "pp"} if group.kvbm.load_layers == "each" else set()
     if group.engine.host_blocks is not None:
         found |= {"model", "kv"} if group.engine.host_block_bytes is None else set()
         found |= {"gpu", "pp"} if group.links.host is not None and group.engine.kind != "sglang" else set()

@@ -19,6 +19,7 @@ from policies.kvbm.look_up import Costs, Lacking, Miss, Plan
 from policies.kvbm.manager import BlockManager
 from policies.kvbm.orders import Onboard
 from policies.kvbm.spans import Spans
+from twin.engine.layerwise import Arrival, Overlap
 from twin.engine.loading import HostLoad
 from twin.engine.sequence import Phase, Sequence
 from twin.engine.settings import EngineSettings
@@ -26,16 +27,16 @@ from twin.engine.settings import EngineSettings
 
 class TierLoad(HostLoad):
     """Blocks on their way up from several tiers. Whoever moves them says in `good` how many came, from the first on,
-    and when (`landed_s`). `parked` are requests that wait for the same blocks."""
+    and when (`landed_s`); from `since_s` on, every tier sends. `parked` are requests that wait for the same blocks."""
 
-    __slots__ = ("good", "landed_s", "onboard", "parked")
+    __slots__ = ("good", "landed_s", "onboard", "parked", "since_s")
 
     def __init__(self, seq: Sequence, onboard: Onboard) -> None:
         plan = onboard.plan
         super().__init__(seq, [], plan.load_blocks, sum(leg.bytes for leg in onboard.legs))
         self.onboard = onboard
         self.good = plan.load_blocks
-        self.landed_s = 0.0
+        self.landed_s = self.since_s = 0.0
         self.parked: list[Sequence] = []
 
     def runs(self) -> Iterable[tuple[Branch, int, int]]:
@@ -86,6 +87,7 @@ class Below:
     ) -> None:
         self.manager: BlockManager
         self.hits = HitCount()
+        self.overlap = Overlap(settings.layers) if settings.layers is not None else None
         self.on_submit: Callable[[Sequence], None] | None = None  # where somebody wants to know who comes
         self.loads = loads
         self.now_s = 0.0
@@ -111,6 +113,8 @@ class Below:
     @property
     def is_quiet(self) -> bool:
         """Whether nothing comes up, and nobody who was loaded waits to be admitted."""
+        if self.overlap is not None and not self.overlap.is_quiet:
+            return False
         return not (self.loads or self._plans or self._coming.blocks or self._hasty)
 
     # ------------------------------------------------------------ what the manager hears
@@ -193,6 +197,8 @@ class Below:
         if isinstance(load, TierLoad):
             self._arrived(load)
             self._plans[seq] = load.onboard.plan, load.good
+            if self.overlap is not None and load.good == load.onboard.plan.load_blocks:
+                self.overlap.landed(seq, Arrival(load.since_s, load.landed_s))
         elif load.is_late:
             self._hasty.add(seq)
         return load
@@ -237,6 +243,8 @@ class Below:
         """A request gives back what was loaded for it."""
         self._plans.pop(seq, None)
         self._hasty.discard(seq)
+        if self.overlap is not None:
+            self.overlap.forget(seq)
 
     def _arrived(self, load: TierLoad) -> None:
         for run in load.runs():
@@ -267,6 +275,8 @@ class Below:
     def admitted(self, seq: Sequence, now_s: float, hit_tokens: int, *, is_first: bool) -> None:
         """A request enters with what was looked up, or loaded, for it: that is counted, by tier, the first time."""
         plan, good = self._plans.pop(seq, (None, 0))
+        if self.overlap is not None:
+            self.overlap.enters(seq)
         self.gone(seq)
         if plan is None:
             looked = self._looked

@@ -34,6 +34,14 @@ class HostTierSettings:
 
 
 @frozen
+class Layers:
+    """Layers of a pipeline `stage` (the deepest) and of the whole `model`; the same without a pipeline."""
+
+    stage: int
+    model: int
+
+
+@frozen
 class EngineSettings:
     """Sizes of one engine: `blocks` of `block_size` tokens, at most `max_num_seqs` running requests and
     `max_num_batched_tokens` tokens in a step.
@@ -42,7 +50,8 @@ class EngineSettings:
     `fifo_skip` and `abort_when_stuck` are behaviours of the reference simulator (docs/parity.md). `leap` False computes
     every step on its own; the results are the same. `ranks` > 1: attention data parallelism, all sizes are those of one
     rank; `prefill_interval` is then the number of steps between chances for new prompts of a rank that decodes.
-    `max_loras`: adapters in one batch at most (None: no limit). `tiers`: a block manager keeps tiers below the pool.
+    `max_loras`: adapters in one batch at most (None: no limit). `tiers`: a block manager keeps tiers below the pool;
+    with `layers` a prompt is computed layer by layer behind what comes up for it, else when all has come.
     """
 
     block_size: int
@@ -63,6 +72,7 @@ class EngineSettings:
     host: HostTierSettings | None = None
     max_loras: int | None = None
     tiers: bool = False
+    layers: Layers | None = None
 
     @property
     def longest_prompt_tokens(self) -> int:

@@ -20,6 +20,7 @@ from twin.engine.settings import SglangSettings
 from twin.engine.sglang_queue import PrefillQueue, Work
 from twin.engine.ticks import instant
 from twin.engine.token_ratio import TokenRatio
+from twin.perf.protocol import PrefillChunk
 
 
 class SglangEngine(EngineCore):
@@ -160,18 +161,25 @@ class SglangEngine(EngineCore):
 
     def _begin_prefill(self, step: StepPlan, work: Work) -> None:
         """The step is prompt work alone; what is computed again on a decode worker may be free."""
-        free = self.settings.free_recompute
-        chunks = [chunk for seq, chunk in work if not (free and seq.leg is Leg.DECODE)]
+        chunks = self._priced(work)
         self._prefilled = [seq for seq, _ in work]
         step.mixed = step.exclusive = True
         step.chunks = len(chunks)
         step.prefill_tokens = sum(chunk.new_tokens for chunk in chunks)
-        took_s = self.latency.step_s(chunks, 0, 0, 0, 0) if chunks else 0.0
+        took_s = self._took_s(chunks)
         step.end_s = instant(step.start_s + took_s)
         if self._hosted is not None:
             step.end_s = self._hosted.ends_s(step.start_s, took_s)
         self._shut = self.settings.prefill_decode_interval
         self._epoch.piece = None
+
+    def _priced(self, work: Work) -> list[PrefillChunk]:
+        """What of a step's work takes time."""
+        free = self.settings.free_recompute
+        return [chunk for seq, chunk in work if not (free and seq.leg is Leg.DECODE)]
+
+    def _took_s(self, chunks: list[PrefillChunk]) -> float:
+        return self.latency.step_s(chunks, 0, 0, 0, 0) if chunks else 0.0
 
     # ------------------------------------------------------------ decode
 

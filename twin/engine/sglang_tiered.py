@@ -28,9 +28,10 @@ from twin.engine.radix_telling import TellingLedger
 from twin.engine.sequence import Phase, Sequence
 from twin.engine.settings import SglangSettings
 from twin.engine.sglang import SglangEngine
-from twin.engine.sglang_queue import PrefillQueue
+from twin.engine.sglang_queue import PrefillQueue, Work
 from twin.engine.sglang_speculative import SpeculativeSglangEngine
 from twin.engine.telling import Telling
+from twin.engine.ticks import instant
 from twin.engine.token_ratio import TokenRatio
 
 
@@ -197,6 +198,17 @@ class TieredSglangEngine(Telling, SglangEngine):
         elif seq.phase is Phase.LOADED:
             seq.phase = Phase.WAITING
         super().cancel(seq)
+
+    # ------------------------------------------------------------ what a step takes
+
+    def _begin_prefill(self, step: StepPlan, work: Work) -> None:
+        super()._begin_prefill(step, work)
+        if self.below.overlap is not None:
+
+            def end_s(rest: Work) -> float:
+                return instant(step.start_s + self._took_s(self._priced(rest)))
+
+            self.below.overlap.shorten(step, work, end_s)
 
     # ------------------------------------------------------------ room
 

@@ -45,12 +45,17 @@ class Telling(Scheduler):
 
     def plan(self, now_s: float) -> StepPlan | None:
         self.below.tell(now_s)  # of what was released, or pushed out, between steps
-        return super().plan(now_s)
+        step = super().plan(now_s)
+        if step is not None and self.below.overlap is not None:
+            self.below.overlap.begun(now_s, loading=bool(self.below.loads))
+        return step
 
     def commit(self, step: StepPlan) -> Outcome:
         self.below.now_s = step.end_s
         outcome = super().commit(step)
         self.below.tell(step.end_s)
+        if self.below.overlap is not None:
+            self.below.overlap.over(step.end_s)
         return outcome
 
     def settle(self, step: StepPlan, at_s: float) -> None:

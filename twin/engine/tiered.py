@@ -104,6 +104,27 @@ class TieredEngine(Telling, LoadingEngine):
     def _look_up(self, seq: Sequence, match: Match) -> Plan:
         return self.below.look_up(seq, match.blocks, self.ledger.usable(seq))
 
+    # ------------------------------------------------------------ what a step takes
+
+    def _plan_exclusive(self, step: StepPlan) -> None:
+        super()._plan_exclusive(step)
+        if step.mixed and self.below.overlap is not None:
+            self.below.overlap.shorten(step, [(seq, None) for seq in step.entering], lambda _: step.start_s)
+
+    def _price(self, step: StepPlan, work: list[tuple[Sequence, PrefillChunk]], batch: int, ctx: int) -> None:
+        super()._price(step, work, batch, ctx)
+        if self.below.overlap is not None:
+            partial = self._partial
+            price = super()._price
+
+            def end_s(rest: list[tuple[Sequence, PrefillChunk]]) -> float:
+                other = StepPlan(step.start_s)
+                price(other, rest, batch, ctx)
+                return other.end_s
+
+            self.below.overlap.shorten(step, work, end_s)
+            self._partial = partial
+
     # ------------------------------------------------------------ admission
 
     def _admit_all(self, step: StepPlan, work: list[tuple[Sequence, PrefillChunk]], left: int) -> None:

@@ -78,6 +78,11 @@ class Transfer:
         self.done = False
         self.cancelled = False
 
+    @property
+    def moving_s(self) -> float:
+        """Since when bytes of all its parts move."""
+        return max(flow.moving_s for flow in self._flows)
+
     def cancel(self) -> bool:
         """Stop it, and never call `on_done`. False if that has been called already."""
         if self.done or self.cancelled:

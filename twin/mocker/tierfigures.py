@@ -10,10 +10,13 @@ from policies.kvbm.accounting import HitCount
 from policies.kvbm.level import TierBody
 from policies.kvbm.manager import BlockManager
 from policies.kvbm.spread import Spread
+from twin.engine.layerwise import Overlap
 
 
-def figures(hits: Sequence[HitCount], managers: Sequence[BlockManager]) -> dict[str, Any]:
-    """Sums over workers, as plain values."""
+def figures(
+    hits: Sequence[HitCount], managers: Sequence[BlockManager], overlaps: Sequence[Overlap] = ()
+) -> dict[str, Any]:
+    """Sums over workers, as plain values; `overlaps` are of those that compute layer by layer."""
     found: dict[str, int] = {"lookups": 0}
     for each in hits:
         found["lookups"] += each.lookups
@@ -45,6 +48,11 @@ def figures(hits: Sequence[HitCount], managers: Sequence[BlockManager]) -> dict[
         loaded_bytes = sum(view.loaded * view.spec.block_bytes for view in views)
         counts = {name: sum(getattr(view, name) for view in views) for name in ("loaded", "failed_reads")}
         more["peers"] = counts | {"loaded_bytes": loaded_bytes}
+    if overlaps:
+        more["layers"] = {
+            "loads": sum(overlap.loads for overlap in overlaps),
+            "overlap_s": round(sum(overlap.saved_s for overlap in overlaps), 9),
+        }
     climbs = [manager.climb for manager in managers if manager.climb is not None]
     if climbs:
         more["prefetch"] = {

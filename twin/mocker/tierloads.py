@@ -182,6 +182,8 @@ class Loads:
             level = self._levels[leg.tier]
             hops, setup_s = _hops(level, leg.bytes), level.spec.latency_s
         if hop == len(hops):
+            load = loading.load
+            load.since_s = max(load.since_s, instant(loading.transfers[at].moving_s))
             loading.left -= 1
             if not loading.left:
                 self._came_up(loading)

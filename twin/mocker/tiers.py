@@ -169,7 +169,12 @@ class Tiers:
     def figures(self) -> dict[str, Any]:
         """What the report says of tiers, over all workers: hits by class, what each edge did, ages of blocks."""
         lanes = [*self._past, *self.lanes.values()]
-        return figures([lane.engine.hits for lane in lanes], [lane.manager for lane in lanes])
+        overlaps = [lane.engine.below.overlap for lane in lanes]
+        return figures(
+            [lane.engine.hits for lane in lanes],
+            [lane.manager for lane in lanes],
+            [overlap for overlap in overlaps if overlap is not None],
+        )
 
 
 def _by_reach(found: tuple[TierLane, Reach]) -> tuple[int, int]:

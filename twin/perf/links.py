@@ -86,7 +86,8 @@ class Lane:
 
 
 class Flow:
-    """One transfer. `due_s`: when its fixed part, or the whole of it, ends if nothing changes (None: never)."""
+    """One transfer. `due_s`: when its fixed part, or the whole of it, ends if nothing changes (None: never); its
+    bytes move since `moving_s`."""
 
     __slots__ = (
         "_version",
@@ -100,6 +101,7 @@ class Flow:
         "flows",
         "lanes",
         "left_bytes",
+        "moving_s",
         "rate_bytes_per_s",
         "seq",
         "shared_lanes",
@@ -114,7 +116,7 @@ class Flow:
         self.fixed_s = fixed_s
         self.left_bytes = bytes_
         self.rate_bytes_per_s = 0.0
-        self.since_s = 0.0
+        self.since_s = self.moving_s = 0.0
         self.due_s: float | None = None
         self.ahead_lanes = 0  # FIFO lanes where somebody else is served
         self.cap_bytes_per_s = math.inf  # what its private lanes give it
@@ -300,7 +302,7 @@ class Fluid:
     def _join(self, flow: Flow, at_s: float) -> None:
         """Its bytes begin to move."""
         flow.flows = True
-        flow.since_s = at_s
+        flow.since_s = flow.moving_s = at_s
         flow.due_s = None
         if flow.left_bytes <= DONE_BYTES or not flow.lanes:
             self._schedule(flow, at_s)
