@@ -189,3 +189,16 @@ def test_layers_need_a_tier_and_one_rank(tmp_path: Path) -> None:
         toy("c20_tiers.jsonl", tmp_path / "run", *TIER, *OF_32, "workers.dp=2", key_tokens=64)
     with pytest.raises(ConfigError, match=r"workers\.pool\.model has no effect"):
         toy("c20_tiers.jsonl", tmp_path / "run", *TIER, "workers.model=llama-3.1-8b", key_tokens=64)
+
+
+def test_the_model_counts_where_it_says_how_large_a_block_is(tmp_path: Path) -> None:
+    sets = [text for text in TIER if "block_bytes" not in text]
+    half = run_bytes(tmp_path / "fp8", *sets, "workers.kv=fp8")
+    assert 2 * half == run_bytes(tmp_path / "bf16", *sets) > 0
+
+
+def run_bytes(out: Path, *sets: str) -> int:
+    """Bytes that come up in C20 with blocks as large as the model makes them."""
+    moved = toy("c20_tiers.jsonl", out, *sets, key_tokens=64).report.meta.moved_bytes["tier_loads"]
+    assert isinstance(moved, int)
+    return moved
