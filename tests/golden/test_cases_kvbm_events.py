@@ -48,8 +48,8 @@ def events_of(run: Run) -> Iterator[dict]:
 
 
 def told(run: Run) -> list[str]:
-    """What workers said of blocks: when (ms), what of which prompt (a, b, ... as they came), in which tier. Each of
-    these names both of its blocks."""
+    """What workers said of blocks: when (ms), what of which prompt (a, b, ... as they came), in which tier. Both
+    blocks of a prompt come and go together."""
     found, names = [], {}
     for event in events_of(run):
         kind, at_ms = event["type"], round(event["at_s"] * 1e3, 3)
@@ -60,9 +60,9 @@ def told(run: Run) -> list[str]:
                 content = [(run[0], block) for run in event["runs"] for block in range(run[1], run[2])]
             else:
                 content = event["exts"]
-            assert len(content) == 2, event
-            name = names.setdefault(content[0], chr(ord("a") + len(names)))
-            found.append(f"{at_ms:g} {'+' if kind.endswith('Stored') else '-'}{name} {event['tier'][:2]}")
+            for first in content[::2]:
+                name = names.setdefault(first, chr(ord("a") + len(names)))
+                found.append(f"{at_ms:g} {'+' if kind.endswith('Stored') else '-'}{name} {event['tier'][:2]}")
     return found
 
 
@@ -117,6 +117,26 @@ def test_c5_a_worker_that_starts_again_has_nothing(index: str, tmp_path: Path) -
     copies = ["141 +a G2", "1130 -a G1", "1141 +b G2", "2141 +c G2", "3130 -c G1", "3141 +a G2"]
     each = told(replay(trace, tmp_path / PER_TIER, index, PER_TIER, dies))
     assert sorted(each) == sorted(first + again + copies)
+
+
+@pytest.mark.parametrize("index", INDEXES)
+def test_a_worker_that_comes_back_with_what_it_has_tells_it_as_it_is_then(index: str, tmp_path: Path) -> None:
+    """It is cut off and taken for lost, and is back while it computes c, for nobody. a lies in host memory; b has left
+    the device, of which no event has told yet, and host memory never had it."""
+    full = 'kind = "tier_full"\ntier = "g2"\nat_ms = 1000'
+    cut = 'kind = "partition"\nworker = "pool-0"\nat_ms = 2010\nfor_ms = 50\n'
+    both = faults(tmp_path, full, cut + 'detect = "disconnect"\ndetection_delay_ms = 20')
+    run = replay(asked(tmp_path, "abcb"), tmp_path / "run", index, DEDUPE, both)
+    *said, last = told(run)
+    if index == "simulated":
+        assert said == ["130 +a G1", "1130 +b G1", "2060 +a G1", "2060 +c G1", "3130 -c G1"]
+    else:
+        assert said == ["130 +a G1", "1130 +b G1", "3130 -c G1"]
+        first, again = [event["entries"] for event in events_of(run) if event["type"] == "IndexDump"]
+        assert first == []
+        assert [(len(entry["exts"]), entry["tiers"]) for entry in again] == [(2, ["G1_DEVICE"])] * 2
+    assert last == "3130 +b G1"
+    assert [row["overlap_blocks"] for row in run.rows("decisions")] == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("index", INDEXES)

@@ -64,7 +64,7 @@ def in_engine_words(router: KvEngine, rank: RankId) -> set[BlockHash]:
     (index,) = router.engine_index.live._indexes.values()
     lineage = index._ranks[rank]
     assert not any(lineage.holds_any(tier) for tier in Tier if tier is not Tier.G1_DEVICE), "a tier was named"
-    return known(router, rank) | set(lineage._orphans.by_ext)
+    return known(router, rank)
 
 
 class Look:
