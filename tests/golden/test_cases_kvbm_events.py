@@ -100,6 +100,7 @@ def test_c1_to_c4_what_is_published(case: str, index: str, leap: bool, tmp_path:
     for events, lines in zip((PER_TIER, DEDUPE), expected, strict=True):
         run = replay(asked(tmp_path, names), tmp_path / events, index, events, *sets, leap=leap)
         assert of("a", run) == lines
+        assert ("published as one" in str(run.report.meta.cluster)) == (events == DEDUPE)
 
 
 @pytest.mark.parametrize("index", INDEXES)
@@ -203,3 +204,14 @@ def test_groups_that_share_a_tier_publish_alike(tmp_path: Path) -> None:
     config.write_text(group.format("a", "per_tier") + group.format("b", "dedupe") + '[router]\nmode = "kv"\n')
     with pytest.raises(ConfigError, match=r"kvbm\.events: groups that share a tier \(kvbm\.remote\) say a = per_tier"):
         run(asked(tmp_path, "a"), tmp_path / "run", config_file=config)
+
+
+def test_decode_workers_that_say_nothing_have_nothing_to_say_in_one_account(tmp_path: Path) -> None:
+    config = tmp_path / "legs.toml"
+    group = '[[workers]]\nname = "{0}"\nrole = "{0}"\n[workers.kvbm]\ncpu_cache_gb = 100\nevents = "dedupe"\n'
+    text = group.format("prefill") + group.format("decode") + '[router]\nmode = "kv"\n[disaggregation]\nconditional = '
+    config.write_text(text + '"off"\n')
+    with pytest.raises(ConfigError, match=r"decode\.kvbm\.events has no effect: disaggregation\.conditional"):
+        run(asked(tmp_path, "a"), tmp_path / "off", config_file=config)
+    config.write_text(text + '"isl"\n')
+    assert run(asked(tmp_path, "ab"), tmp_path / "isl", "trace.hash_block_tokens=64", config_file=config).report
