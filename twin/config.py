@@ -270,6 +270,11 @@ class KvbmConfig:
     prefetch: bool = _key(
         False, "while a request waits in the router's queue, fetch its blocks from disk or remote into host memory"
     )
+    events: str = _key(
+        "per_tier",
+        "what the router is told: each tier by name, or whether a block is in any tier of the worker's own",
+        choices=("per_tier", "dedupe"),
+    )
     peers: bool = _key(False, "read what other workers have in host memory, and let them read this one's")
     peer_gb_per_s: float = _key(50.0, "of each worker to others, each way, shared fairly", above=0)
     peer_latency_s: float = _key(1e-5, "before the first byte of a read from another worker", low=0)

@@ -169,6 +169,8 @@ def _kvbm(config: Config, group: WorkerGroup) -> Iterator[tuple[str, str]]:
             idle |= dict.fromkeys(own, f"there is no {tier} tier")
     for name in ("offload", "trigger", "eviction", "latency_s") if not kvbm.has_cpu else ():
         idle.setdefault(f"cpu_{name}", "there is no cpu tier")
+    if (why := _unheard(config, group)) is not None:
+        idle.setdefault("events", why)
     for tier in ("cpu", "disk"):
         if getattr(kvbm, f"{tier}_cache_gb") is not None:
             idle.setdefault(f"{tier}_cache_tokens", f"{tier}_cache_gb says how large it is")
@@ -200,6 +202,18 @@ def _kvbm(config: Config, group: WorkerGroup) -> Iterator[tuple[str, str]]:
     if group.links.host is not None:
         idle.setdefault("cpu_gb_per_s", "links.host says what blocks cross")
     yield from ((f"workers.{group.name}.kvbm.{name}", why) for name, why in idle.items() if name in changed)
+
+
+def _unheard(config: Config, group: WorkerGroup) -> str | None:
+    """Why nobody hears what a group says of its blocks; None where somebody does, or may."""
+    mode = config.router.mode
+    if mode in MODES and not (mode == "kv" and config.router.use_kv_events):
+        reason = "router.use_kv_events is off" if mode == "kv" else f"the mode is {mode}"
+        return f"no policy of this run listens to KV events ({reason})"
+    shares = group.kvbm.remote or group.kvbm.disk_shared  # of that everybody tells
+    if group.role == "decode" and config.disaggregation.conditional == "off" and not shares:
+        return "disaggregation.conditional is off, so nobody asks what decode workers have"
+    return None
 
 
 def _scheduler(group: WorkerGroup) -> Iterator[tuple[str, str]]:
@@ -292,8 +306,8 @@ def _router(config: Config) -> Iterator[tuple[str, str]]:
             yield f"router.{name}", why
         elif name == "route_ranks" and all(group.dp == 1 for group in config.workers):
             yield f"router.{name}", "every worker has one rank (dp = 1)"
-        elif name in TIERS and not any(TIERS[name][1](group.kvbm) for group in config.workers):
-            yield f"router.{name}", f"no worker has {TIERS[name][0]} below its device ([workers.kvbm])"
+        elif name in TIERS and (why := _unnamed(config, *TIERS[name])):
+            yield f"router.{name}", why
         elif name == "track_output_blocks":
             yield f"router.{name}", "simulated workers do not tell the router of tokens as they make them"
         elif name in PREFILL_TERM and not router.track_prefill_tokens:
@@ -308,6 +322,14 @@ def _router(config: Config) -> Iterator[tuple[str, str]]:
         yield "router.prefill_tokens_per_s", f"mode {router.mode} does not look at prompts that are not computed"
     if router.busy.decode_blocks_share is not None and router.mode == "kv" and not router.track_active_blocks:
         yield "router.busy.decode_blocks_share", "track_active_blocks is off, so no block is counted"
+
+
+def _unnamed(config: Config, what: str, has: Callable[[KvbmConfig], bool]) -> str | None:
+    """Why the router hears of no block in a kind of tier; None where it does."""
+    there = [group.kvbm.events for group in config.workers if has(group.kvbm)]
+    if not there:
+        return f"no worker has {what} below its device ([workers.kvbm])"
+    return "workers name no tier of what they have (workers.kvbm.events = dedupe)" if "per_tier" not in there else None
 
 
 def _of_guesses(router: RouterConfig, name: str) -> str | None:

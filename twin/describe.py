@@ -135,6 +135,8 @@ def cluster_line(group: Group) -> str:
         engine += f", host tier of {settings.host.blocks:,} blocks"
     if config.kvbm.has_tiers:
         engine += f", KV tiers {' > '.join(_tiers_in_words(config.kvbm))}"
+        if config.kvbm.events == "dedupe":
+            engine += ", published as one"
     if settings.speculation is not None:
         engine += f", drafts accepted {'/'.join(f'{rate:g}' for rate in settings.speculation.accept_rates)}"
     if config.loras is not None:

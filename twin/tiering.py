@@ -12,6 +12,7 @@ from typing import Any
 from policies.cluster.ids import Tier
 from policies.errors import ConfigError
 from policies.kvbm.build import EVICTIONS, OFFLOADS, KvSettings, build_eviction, build_offload
+from policies.kvbm.consolidate import DEDUPE
 from policies.kvbm.lane import BatchRules
 from policies.kvbm.look_up import Rule
 from policies.kvbm.prefetch import PrefetchLimits
@@ -117,6 +118,7 @@ def _with_tiers(group: Group) -> Group:
             prefetch=PrefetchLimits() if config.prefetch and config.has_cpu and config.goes_deeper else None,
             plugins=plugins,
             peers=_peers(group, spec) if _reads_peers(config) else None,
+            events=config.events,
         )
         return replace(spec, tiers=plan)
 
@@ -253,6 +255,12 @@ def _check_shared(groups: tuple[Group, ...]) -> None:
             raise ConfigError(
                 f"kvbm.{name}: the groups {names} differ in model, KV format, tp or block_size, so none can read what "
                 "another wrote; give them one, or a tier that is not shared"
+            )
+        if len({group.config.kvbm.events for group in sharing}) > 1:
+            names = ", ".join(f"{group.config.name} = {group.config.kvbm.events}" for group in sharing)
+            raise ConfigError(
+                f"kvbm.events: groups that share a tier (kvbm.{name}) say {names}, and with {DEDUPE} nobody hears what "
+                "one pushes out of it; give them one, or a tier that is not shared"
             )
 
 

@@ -1,21 +1,19 @@
-"""One account of what a worker holds, from two sources: its engine speaks for the device, the block manager for the
-tiers below.
+"""What a worker says of its blocks, of which its engine has some on the device and its block manager some below.
 
-`per_tier` passes every change on with its tier, as credits by tier need it. `dedupe` says a block is stored when the
-first source has it, and removed when the last one has dropped it.
+`per_tier` passes every change on with its tier, as credits by tier need it. `dedupe` says that a block is there when
+the first tier of the worker has it, and gone when the last one has dropped it: `Residency`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from policies.cluster.blocks import BlockRun
+from policies.cluster.blocks import BlockRun, merged_runs
 from policies.cluster.ids import Tier
-from policies.errors import ConfigError
 from policies.kvbm.spans import Spans
 
-MODES = ("per_tier", "dedupe")
+PER_TIER, DEDUPE = MODES = ("per_tier", "dedupe")
 
 
 class Change(NamedTuple):
@@ -26,53 +24,55 @@ class Change(NamedTuple):
     runs: tuple[BlockRun, ...]
 
 
-class Consolidator:
-    """What to publish of what the two sources say."""
+class Residency:
+    """Which blocks a worker has in any tier of its own, of which one account is published (`dedupe`).
 
-    __slots__ = ("_below", "_device", "_mode")
+    Each change returns the runs whose residency it began or ended, which is what there is to publish: at any time what
+    was published so far is `held()`. What lies in a tier that all workers share (G4) is no worker's. It costs per run.
+    """
 
-    def __init__(self, mode: str = "per_tier") -> None:
-        if mode not in MODES:
-            raise ConfigError(f"consolidation {mode!r} is not known; known are {', '.join(MODES)}")
-        self._mode = mode
-        self._device = Spans()
-        self._below: dict[Tier, Spans] = {}
+    __slots__ = ("_tiers",)
 
-    def tell(self, change: Change) -> list[Change]:
-        """A source says that something has changed; returns what is to be published."""
-        if not change.runs:
+    def __init__(self) -> None:
+        self._tiers: dict[Tier, Spans] = {}
+
+    def stored(self, tier: Tier, runs: Iterable[BlockRun]) -> list[BlockRun]:
+        """A tier holds these blocks now; returns those that no tier had before."""
+        if tier is Tier.G4_REMOTE:
             return []
-        if self._mode == "per_tier":
-            return [change]
-        shown = []
-        for run in change.runs:
-            shown += self._stored(change.tier, run) if change.is_store else self._removed(change.tier, run)
-        return [Change(change.is_store, change.tier, tuple(shown))] if shown else []
+        spans = self._tiers.setdefault(tier, Spans())
+        fresh: list[BlockRun] = []
+        for run in runs:
+            fresh += self._nowhere(run)
+            spans.add(*run)
+        return fresh
+
+    def removed(self, tier: Tier, runs: Iterable[BlockRun]) -> list[BlockRun]:
+        """A tier holds these blocks no longer; returns those that no other has. What it did not hold is passed over."""
+        spans = self._tiers.get(tier)
+        gone: list[BlockRun] = []
+        if spans is not None:
+            for branch, lo, hi in runs:
+                for a, b in spans.remove(branch, lo, hi):
+                    gone += self._nowhere(BlockRun(branch, a, b))
+        return gone
+
+    def lost(self, tier: Tier) -> list[BlockRun]:
+        """A tier has lost everything; returns the blocks that no other has."""
+        spans = self._tiers.pop(tier, None)
+        return [] if spans is None else [part for run in spans for part in self._nowhere(run)]
+
+    def held(self) -> list[BlockRun]:
+        """All blocks that are in some tier, each once, parents before children."""
+        return merged_runs(run for spans in self._tiers.values() for run in spans)
 
     def clear(self) -> None:
         """The worker begins anew, with nothing."""
-        self._device.clear()
-        self._below.clear()
+        self._tiers.clear()
 
-    def _stored(self, tier: Tier, run: BlockRun) -> list[BlockRun]:
-        fresh = self._nowhere(run, self._all())
-        self._of(tier).add(*run)
-        return fresh
-
-    def _removed(self, tier: Tier, run: BlockRun) -> list[BlockRun]:
-        gone = [BlockRun(run.branch, lo, hi) for lo, hi in self._of(tier).remove(*run)]
-        return [left for part in gone for left in self._nowhere(part, self._all())]
-
-    def _of(self, tier: Tier) -> Spans:
-        return self._device if tier is Tier.G1_DEVICE else self._below.setdefault(tier, Spans())
-
-    def _all(self) -> Sequence[Spans]:
-        return (self._device, *self._below.values())
-
-    @staticmethod
-    def _nowhere(run: BlockRun, sources: Sequence[Spans]) -> list[BlockRun]:
-        """The blocks of a run that no source has."""
-        spans = [(run.lo, run.hi)]
-        for source in sources:
-            spans = [gap for lo, hi in spans for gap in source.lacking(run.branch, lo, hi)]
-        return [BlockRun(run.branch, lo, hi) for lo, hi in spans]
+    def _nowhere(self, run: BlockRun) -> list[BlockRun]:
+        """The blocks of a run that no tier has."""
+        left = [(run.lo, run.hi)]
+        for spans in self._tiers.values():
+            left = [gap for lo, hi in left for gap in spans.lacking(run.branch, lo, hi)]
+        return [BlockRun(run.branch, lo, hi) for lo, hi in left]

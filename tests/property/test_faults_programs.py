@@ -7,7 +7,7 @@ lost or made twice, and leaping changes nothing that anybody can see.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -22,7 +22,7 @@ from test_engine_sglang import engines as sglang_engines
 from test_engine_trtllm_and_ranks import trtllm_settings
 
 from policies.cluster.actions import Action
-from policies.cluster.controller import Controller
+from policies.cluster.controller import Controller, Policy
 from policies.cluster.events import Event, RequestFinished, RequestMigrated, WorkerLost
 from policies.cluster.ids import RequestId, Tier, WorkerId
 from policies.cluster.invariants import Invariants
@@ -218,16 +218,19 @@ def perform(
     guarded: bool = False,
     queue: QueueSettings | None = None,
     in_engine_words: bool = False,
+    listeners: Sequence[Policy] = (),
+    before: Callable[[MockWorld, Policy], None] = lambda world, router: None,
 ) -> tuple[MemorySinks, Watched, Caches]:
     """Run a program to its end and check what must hold then. `in_engine_words`: mode kv listens to engines' events,
-    which are told again in no time."""
+    which are told again in no time. `listeners` stand in front of the router; `before` sees the world before it runs.
+    """
     index = "engine" if in_engine_words else "simulated"
     router = build(router_settings(mode, block_size=engine.block_size, index=index, queue=queue))
     watched, sinks = Watched(), MemorySinks()
     caches = Caches()
     listens = [caches] if mode == "kv" and not in_engine_words else []
     migration = Migration(MigrationSettings(limit=limit, max_seq_len=None))
-    controller = Controller([*listens, router, migration, *(guards() if guarded else ())], watched)
+    controller = Controller([*listens, *listeners, router, migration, *(guards() if guarded else ())], watched)
     world = MockWorld(
         controller=controller,
         workers=[
@@ -251,6 +254,7 @@ def perform(
     )
     for blow in program:
         world.call(blow.later_s(), Order.FAULT, lambda blow=blow: blow.act(world))  # type: ignore[misc]
+    before(world, router)
     world.run()
     world.audit()
     watched.invariants.finish()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -13,7 +14,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from simulate import KEY_TOKENS, Seen, engine_settings, simulate, trace_row
-from test_kvbm_world import LATENCY, returning, tight
+from test_kvbm_world import LATENCY, LINKS, returning, tiers, tight
 from test_policies_guesses_world import POOL_BLOCKS, families
 
 from policies.cluster.actions import Action
@@ -24,12 +25,14 @@ from policies.cluster.events import Event, RequestArrived
 from policies.cluster.ids import BlockHash, RankId, Tier, WorkerId
 from policies.cluster.kv_events import KvEvent, KvRemoved
 from policies.cluster.state import ClusterView
+from policies.kvbm.consolidate import DEDUPE
 from policies.router.chains.feed import Feed, FeedMode
 from policies.router.kv_engine import KvEngine
 from reports.record import GIVEN_COLUMNS
 from twin.mocker.clock import Order
 from twin.mocker.demand import Row
 from twin.mocker.kvstreams import EngineNews
+from twin.mocker.tierplan import TierPlan
 from twin.mocker.world import MockWorld, Observation
 
 
@@ -48,11 +51,12 @@ def feed_of(router: KvEngine, rank: RankId) -> Feed:
 
 
 def known(router: KvEngine, rank: RankId) -> set[BlockHash]:
-    """Ids of the blocks that a router thinks a rank has in device memory."""
+    """Ids of the blocks that a router thinks a rank has in device memory, those whose parents it does not know
+    included."""
     assert router.engine_index is not None
     (index,) = router.engine_index.live._indexes.values()
     lineage = index._ranks[rank]
-    return {ext for ext in lineage._where if lineage.holds(Tier.G1_DEVICE, ext)}
+    return {ext for ext in lineage._where if lineage.holds(Tier.G1_DEVICE, ext)} | set(lineage._orphans.by_ext)
 
 
 def names(news: EngineNews, runs: Iterable[BlockRun]) -> set[BlockHash]:
@@ -96,14 +100,23 @@ class Check:
         for worker in world.workers.values():
             for stream, pool in news._pools(worker):
                 feed = feed_of(self._router, stream.rank)
-                held, lost, new = (names(news, runs) for runs in (pool.findable(), pool.removed, pool.stored))
+                own = self.own_tiers(worker.worker_id)
+                held, lost, new = (names(news, runs) for runs in ([*pool.findable(), *own], pool.removed, pool.stored))
                 made = self.made.get(stream.rank, [])
                 unheard = [one for one in made if feed.cursor is None or one.event_id > feed.cursor]
                 missed = made if feed.mode is FeedMode.DEGRADED else unheard
                 gone = {ext for one in missed if isinstance(one, KvRemoved) for ext in one.exts}
-                assert known(self._router, stream.rank) <= held | lost | gone
+                knows = known(self._router, stream.rank)
+                assert knows <= held | lost | gone
                 if feed.exact and not unheard:
-                    assert known(self._router, stream.rank) - lost - new == held - new
+                    assert knows - lost - new == held - lost - new
+
+    def own_tiers(self, worker_id: WorkerId) -> list[BlockRun]:
+        """What a worker gives one account of, beside its device."""
+        assert self.world is not None
+        tiers = self.world.block_tiers
+        changes = tiers.contents(worker_id) if tiers is not None else ()
+        return [run for change in changes if change.tier is not Tier.G4_REMOTE for run in change.runs]
 
 
 def run(
@@ -114,6 +127,7 @@ def run(
     settings: dict[str, object],
     workers: int,
     key_tokens: int,
+    tiers: list[TierPlan] | None = None,
     **observe: object,
 ) -> tuple[Seen, Check]:
     """`upset`: from when until when which worker loses what share of its events, or sends them how late."""
@@ -135,6 +149,8 @@ def run(
         observe=Observation(engine_events=True, **observe),  # type: ignore[arg-type]
         before=before,
         strict=True,
+        tiers=tiers,
+        links=LINKS if tiers is not None else (),
     )
     return seen, check
 
@@ -214,6 +230,39 @@ def test_what_is_known_is_what_is_held_but_for_what_was_not_heard(
         key_tokens=KEY_TOKENS,
         kv_event_lag_s=lag_s,
         kv_replay_events=10_000 if replays == 10_000 else replays,
+        kv_dump_block_s=block_s,
+    )
+    assert check.looks == len(rows)
+
+
+@examples(200)
+@given(
+    st.tuples(returning(), tight()),
+    tiers(),
+    UPSETS,
+    st.sampled_from([0.0, 0.004]),
+    st.sampled_from([1, 3, 10_000]),
+    st.sampled_from([0.0, 20e-6, 0.02]),
+)
+def test_so_it_is_of_workers_that_give_one_account_of_all_their_tiers(
+    demand: tuple[list[Row], dict],
+    plans: list[TierPlan],
+    upset: list[tuple[float, float, int, float, float]],
+    lag_s: float,
+    replays: int,
+    block_s: float,
+) -> None:
+    rows, options = demand
+    _, check = run(
+        rows,
+        kv(options["block_size"]),
+        upset,
+        settings=options | {"prefix_caching": True, "tiers": True},
+        workers=2,
+        key_tokens=KEY_TOKENS,
+        tiers=[replace(plan, events=DEDUPE) for plan in plans],
+        kv_event_lag_s=lag_s,
+        kv_replay_events=replays,
         kv_dump_block_s=block_s,
     )
     assert check.looks == len(rows)

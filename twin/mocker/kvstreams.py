@@ -139,22 +139,18 @@ class EngineNews(News):
         lag_s, upset = self._way(worker.worker_id)
         silent = self._is_silent(worker.up.role)
         for stream, pool in self._pools(worker):
-            removed, stored = pool.removed, pool.stored
             if silent:
                 pool.removed, pool.stored = [], []
                 continue
+            removed, stored = self.accounts.take(worker.worker_id, pool)
             events: list[KvEvent] = []
             if removed:
-                pool.removed = []
                 events.append(self._removed(stream, removed, Tier.G1_DEVICE, lag_s))
             if stored:
-                pool.stored = []
                 events += self._stored(stream, stored, Tier.G1_DEVICE, lag_s)
             self._send(worker, events, lag_s, upset)
 
-    def tier_changed(self, worker_id: WorkerId, change: Change) -> None:
-        """Blocks were stored in a tier below a device, or left it."""
-
+    def _tell_change(self, worker_id: WorkerId, change: Change) -> None:
         def made(stream: Stream, lag_s: float) -> list[KvEvent]:
             if change.is_store:
                 return list(self._stored(stream, change.runs, change.tier, lag_s))
@@ -162,8 +158,7 @@ class EngineNews(News):
 
         self._tell_stream(worker_id, change.tier, made)
 
-    def tier_cleared(self, worker_id: WorkerId, tier: Tier) -> None:
-        """A tier below a device has lost everything."""
+    def _tell_cleared(self, worker_id: WorkerId, tier: Tier) -> None:
         self._tell_stream(worker_id, tier, lambda stream, lag_s: [self._note(KvCleared, stream, lag_s, tier=tier)])
 
     def tell_all(self, worker: MockWorker) -> None:
@@ -286,10 +281,10 @@ class EngineNews(News):
         if pool is None or not self.tells_blocks(self._world.specs[worker.worker_id]):
             return
         held: dict[Branch, list[tuple[int, int, Tier]]] = {}
-        for run in pool.findable():
+        told_as_one = self.accounts.held(worker.worker_id)
+        for run in pool.findable() if told_as_one is None else told_as_one:
             held.setdefault(run.branch, []).append((run.lo, run.hi, Tier.G1_DEVICE))
-        tiers = self._world.block_tiers
-        for change in tiers.contents(worker.worker_id) if tiers is not None else ():
+        for change in self._below(worker.worker_id) if told_as_one is None else ():
             for run in change.runs:
                 held.setdefault(run.branch, []).append((run.lo, run.hi, change.tier))
         told: set[BlockHash] = set()

@@ -16,6 +16,7 @@ from policies.cluster.ids import Role, Tier, WorkerId
 from policies.errors import CapabilityError
 from twin.engine.plan import StepPlan
 from twin.engine.ticks import instant
+from twin.mocker.accounts import Accounts
 from twin.mocker.clock import Order
 from twin.mocker.wires import FRONTEND
 from twin.mocker.worker import MockWorker
@@ -45,6 +46,7 @@ class News:
         self.evicting: list[tuple[float, int, MockWorker, StepPlan]] = []  # leaps by the time of their next eviction
         self._watched = 0
         self._reporting = False
+        self.accounts = Accounts()
 
     def tells_blocks(self, spec: WorkerSpec) -> bool:
         """Whether somebody wants to know what a worker caches, and it says so."""
@@ -107,16 +109,11 @@ class News:
         now_s = self._world.clock.now
         lag_s, upset = self._way(worker.worker_id)
         events: list[WorkerEvent] = []
-        if pool.removed:
-            events.append(
-                BlocksRemoved(at_s=instant(now_s + lag_s), worker_id=worker.worker_id, runs=tuple(pool.removed))
-            )
-            pool.removed = []
-        if pool.stored:
-            events.append(
-                BlocksStored(at_s=instant(now_s + lag_s), worker_id=worker.worker_id, runs=tuple(pool.stored))
-            )
-            pool.stored = []
+        removed, stored = self.accounts.take(worker.worker_id, pool)
+        if removed:
+            events.append(BlocksRemoved(at_s=instant(now_s + lag_s), worker_id=worker.worker_id, runs=tuple(removed)))
+        if stored:
+            events.append(BlocksStored(at_s=instant(now_s + lag_s), worker_id=worker.worker_id, runs=tuple(stored)))
         self._send(worker, events, lag_s, upset)
 
     def _way(self, worker_id: WorkerId) -> tuple[float, Upset | None]:
@@ -143,11 +140,21 @@ class News:
         """A worker says again all that it has."""
         if not self.tells_blocks(self._world.specs[worker.worker_id]):
             return
-        runs = tuple(worker.engine.pool.findable())
+        told = self.accounts.held(worker.worker_id)
+        runs = tuple(worker.engine.pool.findable() if told is None else told)
         if runs:
             self._world.post(BlocksStored(at_s=self._world.clock.now, worker_id=worker.worker_id, runs=runs))
-        if self._world.block_tiers is not None:
+        if told is None and self._world.block_tiers is not None:
             self._world.block_tiers.tell_all(worker.worker_id)
+
+    def start_over(self, worker: MockWorker) -> None:
+        """A worker that works on registers anew: it will be asked for all that it has."""
+        self.accounts.start_over(worker.worker_id, worker.engine.pool, self._below(worker.worker_id))
+
+    def _below(self, worker_id: WorkerId) -> Sequence[Change]:
+        """What the tiers of a worker hold, as stores."""
+        tiers = self._world.block_tiers
+        return tiers.contents(worker_id) if tiers is not None else ()
 
     def answer(self, asked: RequestIndexReplay | RequestIndexDump) -> None:
         """A rank is asked to say again what it has."""
@@ -155,6 +162,18 @@ class News:
 
     def tier_changed(self, worker_id: WorkerId, change: Change) -> None:
         """Blocks were stored in a tier below a device, or left it."""
+        told = self.accounts.changed(worker_id, change)
+        if told is not None:
+            self._tell_change(worker_id, told)
+
+    def tier_cleared(self, worker_id: WorkerId, tier: Tier) -> None:
+        """A tier below a device has lost everything."""
+        if self.accounts.names_tiers(worker_id):
+            self._tell_cleared(worker_id, tier)
+        elif (told := self.accounts.lost(worker_id, tier)) is not None:
+            self._tell_change(worker_id, told)
+
+    def _tell_change(self, worker_id: WorkerId, change: Change) -> None:
         kind = BlocksStored if change.is_store else BlocksRemoved
         self._tell_tier(
             worker_id,
@@ -162,8 +181,7 @@ class News:
             lambda at_s: kind(at_s=at_s, worker_id=worker_id, runs=change.runs, tier=change.tier),
         )
 
-    def tier_cleared(self, worker_id: WorkerId, tier: Tier) -> None:
-        """A tier below a device has lost everything."""
+    def _tell_cleared(self, worker_id: WorkerId, tier: Tier) -> None:
         self._tell_tier(worker_id, tier, lambda at_s: BlocksCleared(at_s=at_s, worker_id=worker_id, tier=tier))
 
     def _tell_tier(

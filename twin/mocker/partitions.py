@@ -100,8 +100,8 @@ class Partitions:
 
     def rejoin(self, worker: MockWorker) -> None:
         """A worker that was taken for lost registers under a new epoch, and says what it has cached."""
-        world, pool = self._world, worker.engine.pool
-        pool.stored, pool.removed = [], []
+        world = self._world
+        world.news.start_over(worker)
         up = replace(worker.up, at_s=world.clock.now, epoch=worker.up.epoch + 1)
         worker.return_as(up)
         world.post(up)

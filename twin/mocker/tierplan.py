@@ -10,6 +10,7 @@ from dataclasses import field
 
 from policies.frozen import frozen
 from policies.kvbm.build import NO_PLUGINS, KvSettings
+from policies.kvbm.consolidate import PER_TIER
 from policies.kvbm.lane import BatchRules
 from policies.kvbm.look_up import Rule
 from policies.kvbm.prefetch import PrefetchLimits
@@ -50,7 +51,8 @@ class PeerPlan:
 
 @frozen
 class TierPlan:
-    """The tiers below one worker's device, fastest first."""
+    """The tiers below one worker's device, fastest first. `events` says what is told of them: `per_tier`, or `dedupe`
+    (one account of the device and all tiers of its own)."""
 
     levels: tuple[LevelPlan, ...]
     rule: Rule
@@ -60,6 +62,7 @@ class TierPlan:
     prefetch: PrefetchLimits | None = None
     quota_blocks: int | None = None  # of one tenant in a tier
     peers: PeerPlan | None = None
+    events: str = PER_TIER
     plugins: Mapping[str, Callable[[KvSettings], object]] = field(default_factory=lambda: NO_PLUGINS)
 
 

@@ -622,6 +622,7 @@ class MockWorld:
     # ------------------------------------------------------------ workers
 
     def start_worker(self, spec: WorkerSpec, epoch: int = 0) -> None:
+        self.news.accounts.start(spec)
         engine = build_engine(
             spec.settings,
             spec.latency,

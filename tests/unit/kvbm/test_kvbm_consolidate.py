@@ -2,50 +2,114 @@
 
 from __future__ import annotations
 
-import pytest
+from examples import examples
+from hypothesis import given
+from hypothesis import strategies as st
 from kvbm_builders import Bench, Chains, level
 
+from policies.cluster.blocks import BlockRun
 from policies.cluster.ids import Tier, WorkerId
-from policies.errors import ConfigError
-from policies.kvbm.consolidate import Change, Consolidator
+from policies.kvbm.consolidate import Residency
 from policies.kvbm.orders import ClearKv
 from policies.kvbm.registry import Location, Registry
 
 G1, G2, G3, G4 = Tier
 
-SEQUENCE = [
-    ("C1", [(True, G1), (True, G2)], ["+g1", "+g2"], ["+"]),
-    ("C2", [(False, G1)], ["-g1"], []),
-    ("C3", [(False, G2)], ["-g2"], ["-"]),
-]
+RUN = Chains().run("x1", "x4")
 
 
-@pytest.mark.parametrize(("mode", "column"), [("per_tier", 2), ("dedupe", 3)])
-def test_c1_to_c3_what_is_published(mode: str, column: int) -> None:
-    run = Chains().run("x1")
-    one = Consolidator(mode)
-    for row in SEQUENCE:
-        told = [change for is_store, tier in row[1] for change in one.tell(Change(is_store, tier, (run,)))]
-        shown = [("+" if c.is_store else "-") + (c.tier.value if mode == "per_tier" else "") for c in told]
-        assert shown == row[column], row[0]
+def part(lo: int, hi: int) -> BlockRun:
+    return BlockRun(RUN.branch, lo, hi)
 
 
-def test_c4_moving_between_tiers_of_one_source_is_no_news_when_deduped() -> None:
-    run = Chains().run("x1")
-    moves = [(True, G3), (False, G2)]
-    for mode, expected in (("per_tier", [(True, G3), (False, G2)]), ("dedupe", [])):
-        one = Consolidator(mode)
-        one.tell(Change(True, G2, (run,)))
-        told = [c for is_store, tier in moves for c in one.tell(Change(is_store, tier, (run,)))]
-        assert [(c.is_store, c.tier) for c in told] == expected
+def test_c1_to_c3_a_block_is_there_from_its_first_tier_to_its_last() -> None:
+    one = Residency()
+    assert one.stored(G1, [RUN]) == [RUN]
+    assert one.stored(G2, [RUN]) == []
+    assert one.removed(G1, [RUN]) == []
+    assert one.held() == [RUN]
+    assert one.removed(G2, [RUN]) == [RUN]
+    assert one.held() == []
+
+
+def test_c4_moving_between_tiers_is_no_news() -> None:
+    one = Residency()
+    one.stored(G2, [RUN])
+    assert one.stored(G3, [RUN]) == []
+    assert one.removed(G2, [RUN]) == []
 
 
 def test_c5_a_worker_that_starts_again_has_nothing() -> None:
-    run = Chains().run("x1")
-    one = Consolidator("dedupe")
-    one.tell(Change(True, G1, (run,)))
+    one = Residency()
+    one.stored(G1, [RUN])
     one.clear()
-    assert one.tell(Change(True, G2, (run,))) == [Change(True, G2, (run,))]
+    assert one.held() == []
+    assert one.stored(G2, [RUN]) == [RUN]
+
+
+def test_only_what_no_other_tier_has_is_news() -> None:
+    one = Residency()
+    one.stored(G1, [part(1, 3)])
+    assert one.stored(G2, [RUN]) == [part(0, 1), part(3, 4)]
+    assert one.removed(G2, [part(0, 2)]) == [part(0, 1)]
+    assert one.held() == [part(1, 4)]
+
+
+def test_a_tier_that_is_lost_takes_along_what_no_other_has() -> None:
+    one = Residency()
+    one.stored(G1, [part(0, 2)])
+    one.stored(G2, [part(1, 4)])
+    assert one.lost(G2) == [part(2, 4)]
+    assert one.lost(G2) == one.lost(G3) == []
+    assert one.held() == [part(0, 2)]
+
+
+def test_what_all_workers_share_is_no_residency() -> None:
+    one = Residency()
+    assert one.stored(G4, [RUN]) == one.removed(G4, [RUN]) == one.lost(G4) == one.held() == []
+    assert one.stored(G1, [RUN]) == [RUN]
+
+
+def test_what_was_never_there_is_not_removed() -> None:
+    one = Residency()
+    one.stored(G1, [part(0, 2)])
+    assert one.removed(G2, [RUN]) == []
+    assert one.removed(G1, [RUN, RUN]) == [part(0, 2)]
+
+
+CHANGES = st.lists(
+    st.tuples(
+        st.sampled_from(["stored", "removed", "lost"]),
+        st.sampled_from(list(Tier)),
+        st.lists(st.tuples(st.integers(0, 1), st.integers(0, 8), st.integers(1, 5)), min_size=1, max_size=3),
+    ),
+    max_size=25,
+)
+
+
+@examples(300)
+@given(CHANGES)
+def test_what_is_published_adds_up_to_the_union_of_own_tiers(changes: list) -> None:
+    """Nothing is published twice, or taken back without having been published."""
+    chains = Chains()
+    branches = [chains.branch("x"), chains.branch("y")]
+    one, published = Residency(), set()
+    tiers: dict[Tier, set] = {tier: set() for tier in Tier}
+    for what, tier, spans in changes:
+        runs = [BlockRun(branches[n], lo, lo + length) for n, lo, length in spans]
+        blocks = {(run.branch, at) for run in runs for at in range(run.lo, run.hi)}
+        if what == "lost":
+            told, tiers[tier] = one.lost(tier), set()
+        elif what == "stored":
+            told, tiers[tier] = one.stored(tier, runs), tiers[tier] | blocks
+        else:
+            told, tiers[tier] = one.removed(tier, runs), tiers[tier] - blocks
+        named = [(run.branch, at) for run in told for at in range(run.lo, run.hi)]
+        assert len(named) == len(set(named))
+        assert published.isdisjoint(named) if what == "stored" else published.issuperset(named)
+        published ^= set(named)
+        assert published == tiers[G1] | tiers[G2] | tiers[G3]
+        assert published == {(run.branch, at) for run in one.held() for at in range(run.lo, run.hi)}
 
 
 def test_c6_a_store_that_failed_is_not_published() -> None:
@@ -65,11 +129,6 @@ def test_a_tier_that_is_lost_is_cleared_once() -> None:
     bench.manager.lost(G2)
     bench.poll(0.0)
     assert bench.published == [ClearKv(tier=G2)]
-
-
-def test_an_unknown_consolidation_is_refused() -> None:
-    with pytest.raises(ConfigError, match="known are per_tier, dedupe"):
-        Consolidator("merge")
 
 
 # ---------------------------------------------------------------- registry

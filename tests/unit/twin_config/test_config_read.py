@@ -449,6 +449,26 @@ def test_a_bad_table_of_the_router_is_refused_with_its_place(toml, text: str, li
             ["router.mode=kv", "workers.kvbm.cpu_cache_gb=1", "router.shared_cache_multiplier=0.5"],
             "router.shared_cache_multiplier",
         ),
+        (["workers.kvbm.events=dedupe"], "workers.pool.kvbm.events"),
+        (["workers.kvbm.cpu_cache_gb=1", "workers.kvbm.events=dedupe"], "workers.pool.kvbm.events"),
+        (
+            [
+                "router.mode=kv",
+                "router.use_kv_events=false",
+                "workers.kvbm.cpu_cache_gb=1",
+                "workers.kvbm.events=dedupe",
+            ],
+            "workers.pool.kvbm.events",
+        ),
+        (
+            [
+                "router.mode=kv",
+                "workers.kvbm.cpu_cache_gb=1",
+                "workers.kvbm.events=dedupe",
+                "router.host_cache_hit_weight=0.5",
+            ],
+            "router.host_cache_hit_weight",
+        ),
         (["workers.engine.host_offload=on_store"], "--set: workers.pool.engine.host_offload"),
         (
             ["workers.engine.host_blocks=9", "workers.links.host=pcie", "workers.engine.host_load_gb_per_s=3"],
@@ -477,6 +497,7 @@ def test_an_option_without_effect_is_refused_or_listed(sets: list[str], key: str
         ["workers.latency=fixed", "workers.latency.decode_s=1"],
         ["router.mode=kv", "workers.kvbm.cpu_cache_gb=1", "router.host_cache_hit_weight=0.5", "workers.kvbm.flush_s=1"],
         ["workers.kvbm.remote=true", "workers.kvbm.cpu_gb_per_s=1", "workers.kvbm.min_lfu_count=1"],
+        ["router.mode=kv", "workers.kvbm.cpu_cache_gb=1", "workers.kvbm.events=dedupe"],
         ["workers.kvbm.cpu_cache_gb=1", "workers.links.host=pcie"],
     ],
 )
