@@ -56,7 +56,7 @@ def test_a_value_that_is_given_twice_is_refused() -> None:
 
 @pytest.mark.parametrize("given", ["router.mode=random,Random", "trace.speedup=2,2.0"])
 def test_values_that_mean_the_same_are_refused(trace: Path, given: str) -> None:
-    with pytest.raises(ConfigError, match="is the same point as .*; once is enough"):
+    with pytest.raises(ConfigError, match=r"is the same point as .*; once is enough"):
         planned(trace, given)
 
 
