@@ -78,7 +78,7 @@ class Selector:
             isl,
             self.block_size,
             [load.prefill_tokens for load in self._loads],
-            [load.blocks + path.blocks - shared(load.worker_id, 0) for load in self._loads],
+            [load.blocks + path.blocks - shared(load.place, 0) for load in self._loads],
             [load.requests for load in self._loads],
             cached,
         )

@@ -169,7 +169,8 @@ def decision_text(one: Decision, names: Mapping[int, str]) -> str:
     if one.ttft_s is not None:
         lines.append(f"  came to    TTFT {text.time(one.ttft_s)}")
     if one.candidates is None:
-        lines.append("  terms      not recorded; `twin replay ... --explain` records them")
+        why = "not recorded; `twin replay ... --explain` records them"
+        lines.append(f"  terms      {'none: no worker was chosen' if one.worker_id is None else why}")
         return "\n".join(lines)
     if one.regret_blocks is not None:
         lines += _against_others(one, names)

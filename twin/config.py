@@ -18,6 +18,7 @@ LARGEST = 2**31 - 1  # the largest count and length in the trace schema (int32)
 LARGEST_SEED = 2**63 - 1
 TRIGGERS = ("on_complete", "on_evict", "on_idle")
 """When blocks go down: once complete, when they leave the tier above, when the link has nothing else to do."""
+HEAVIEST = 10**6  # the largest weight of a cost: with more, blocks and requests add up to infinity
 LONGEST_S = 10**9  # the longest time that can be given, 31 years
 NO_ORIGINS: Mapping[str, str] = MappingProxyType({})
 NO_PARAMS: Mapping[str, float | str | bool] = MappingProxyType({})
@@ -467,7 +468,9 @@ class QueueConfig:
         absent="no limit",
         high=LARGEST,
     )
-    max_wait_s: float | None = _key(None, "who has waited longer is refused", above=0, absent="no limit")
+    max_wait_s: float | None = _key(
+        None, "who has waited longer is refused", above=0, high=LONGEST_S, absent="no limit"
+    )
 
     @property
     def is_on(self) -> bool:
@@ -538,10 +541,10 @@ class ThunderConfig:
     pause_at: float = _key(0.95, "programs of a worker with this share in use are paused", low=0, high=1)
     pause_down_to: float = _key(0.80, "until it is down to this share", low=0, high=1)
     demote_at: float = _key(0.80, "a request that has to wait for a worker with this share in use", low=0, high=1)
-    demote_s: float = _key(2.0, "counts as come so much later", low=0)
+    demote_s: float = _key(2.0, "counts as come so much later", low=0, high=LONGEST_S)
     hysteresis: float = _key(0.10, "what is paused goes on where it leaves so much less than pause_at", low=0, high=1)
-    tick_s: float = _key(5.0, "how often programs are paused and resumed", low=0.001)
-    force_resume_s: float = _key(1800.0, "who has waited so long goes on anywhere", low=0)
+    tick_s: float = _key(5.0, "how often programs are paused and resumed", low=0.001, high=LONGEST_S)
+    force_resume_s: float = _key(1800.0, "who has waited so long goes on anywhere", low=0, high=LONGEST_S)
 
 
 @frozen
@@ -564,19 +567,29 @@ class RouterConfig:
         plugins="dynatwin.routers",
     )
     tie_break: str = _key("seeded", "who gets it at equal cost", choices=("seeded", "lowest_id", "least_recent"))
-    overlap_score_credit: float = _key(1.0, "blocks of prefill saved by a cached block; above 1 over-credits", low=0)
-    overlap_score_credit_decay: float = _key(0.0, "how fast prefill load of a worker lowers that credit", low=0)
-    prefill_load_scale: float = _key(1.0, "weight of prefill against decode", low=0)
+    overlap_score_credit: float = _key(
+        1.0, "blocks of prefill saved by a cached block; above 1 over-credits", low=0, high=HEAVIEST
+    )
+    overlap_score_credit_decay: float = _key(
+        0.0, "how fast prefill load of a worker lowers that credit", low=0, high=HEAVIEST
+    )
+    prefill_load_scale: float = _key(1.0, "weight of prefill against decode", low=0, high=HEAVIEST)
     overlap_score_weight: float | None = _key(
-        None, "older name of prefill_load_scale; 0 also takes the credit away", low=0, absent="prefill_load_scale holds"
+        None,
+        "older name of prefill_load_scale; 0 also takes the credit away",
+        low=0,
+        high=HEAVIEST,
+        absent="prefill_load_scale holds",
     )
     host_cache_hit_weight: float = _key(0.75, "credit of a block in host memory", low=0, high=1)
     disk_cache_hit_weight: float = _key(0.25, "credit of a block on disk", low=0, high=1)
     shared_cache_multiplier: float | None = _key(
         None, "credit of a block in a shared tier", low=0, high=1, absent="0.5 where there is a shared tier"
     )
-    decode_active_request_weight: float = _key(0.0, "cost of each open request on a worker, in blocks", low=0)
-    router_temperature: float = _key(0.0, "0 takes the cheapest; above, softmax over the costs", low=0)
+    decode_active_request_weight: float = _key(
+        0.0, "cost of each open request on a worker, in blocks", low=0, high=HEAVIEST
+    )
+    router_temperature: float = _key(0.0, "0 takes the cheapest; above, softmax over the costs", low=0, high=HEAVIEST)
     track_active_blocks: bool = _key(True, "count the blocks of open requests")
     track_prefill_tokens: bool = _key(True, "count prompt tokens that are not computed yet")
     track_output_blocks: bool = _key(False, "count the blocks of generated tokens too")
@@ -590,12 +603,13 @@ class RouterConfig:
         choices=("ttl", "lru"),
     )
     approximate_ttl_s: float = _key(
-        120.0, "how long a prompt that was sent to a worker counts as cached there", above=0
+        120.0, "how long a prompt that was sent to a worker counts as cached there", above=0, high=LONGEST_S
     )
     predicted_ttl_s: float | None = _key(
         None,
         "beside events: how long a prompt counts as cached where it was just sent, until events tell",
         above=0,
+        high=LONGEST_S,
         absent="only what events tell counts",
     )
     index: str = _key(

@@ -25,13 +25,13 @@ from policies.resilience.health import Canaries, CanarySettings
 from policies.resilience.migration import Migration, MigrationSettings
 from policies.router.build import MODES
 from reports.report import Report
-from twin.config import Config, ResilienceConfig
+from twin.config import BusyConfig, Config, ResilienceConfig, keys_of
 from twin.mocker.faults.messages import KV_EVENTS
 from twin.mocker.faults.script import Faults
 from twin.mocker.faults.stage import Detection
 from twin.mocker.world import MockWorld
 from twin.replay import FAULTS_JSON
-from twin.scenario.model import COMPARISONS, METRICS, Expectation
+from twin.scenario.model import COMPARISONS, METRICS, Expectation, Fault
 from twin.scenario.reading import read_scenario
 from twin.scenario.times import surges
 
@@ -163,11 +163,29 @@ class Drill:
         """Faults that can change nothing in this run, one line each."""
         mode = self._config.router.mode
         no_index = mode in MODES and mode != "kv"
-        return (self._faults.without_effect() if self._faults is not None else []) + [
-            f"{fault.name}: index_restart has no effect: mode {mode} keeps no index"
-            for fault in self.scenario.faults
-            if fault.kind == "index_restart" and no_index
-        ]
+        found = self._faults.without_effect() if self._faults is not None else []
+        for fault in self.scenario.faults:
+            why = None
+            if fault.kind == "index_restart" and no_index:
+                why = f"mode {mode} keeps no index"
+            elif fault.rate == 0:
+                why = "its rate is 0"
+            elif fault.kind == "busy_thresholds":
+                why = self._unchanged(fault)
+            found += [] if why is None else [f"{fault.name}: {fault.kind} has no effect: {why}"]
+        return found
+
+    def _unchanged(self, fault: Fault) -> str | None:
+        """Why limits on load stay what they are: what is cleared is never set, what is set counts beside another."""
+        table = self._config.router.busy
+        ever = {entry.name for entry in keys_of(BusyConfig) if getattr(table, entry.name) is not None}
+        changes = [change for one in self.scenario.faults for change in one.changes]
+        ever |= {change.name for change in changes if change.limit is not None}
+        idle = {"engine_running"} if "engine_queue" not in ever else set()
+        if any(change.name in ever - idle for change in fault.changes):
+            return None
+        names = sorted({change.name for change in fault.changes} & idle & ever)
+        return "without engine_queue nobody counts what runs" if names else "what it clears is never set"
 
     def finish(self, world: MockWorld, folder: Path, report: Report, *, partial: bool) -> tuple[str, ...]:
         """Write faults.json; returns what was missed, one line each: expectations, and faults that did nothing."""

@@ -518,7 +518,7 @@ def _report(
         no_effect.append("trace.hash_block_tokens has no effect: the trace has no hash ids")
     if world.prioritised and not config.router.queue.is_on:
         no_effect.append(
-            "priorities of the trace have no effect: no request waits in the router, whose queue alone reads them "
+            "priorities of the trace have no effect: the queue of the router alone reads them, and it is off "
             "([router.queue])"
         )
     if not world.adapted and any(group.config.loras for group in groups):

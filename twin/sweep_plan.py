@@ -194,6 +194,7 @@ def plan_sweep(
             runs.append(run)
             samples += [config] if config is not None else []
     _refuse_bad_values(keys, points, runs)
+    _refuse_equal_points(keys, points, runs)
     assert samples, "a plan without any possible run has been refused"
     first = samples[0].seed if "seed" not in keys else 0
     return Plan(
@@ -275,6 +276,17 @@ def _refuse_bad_values(keys: Sequence[str], points: Sequence[tuple[str, ...]], r
             with_it = [number for number, point in enumerate(points) if point[at] == value]
             if all(number in errors for number in with_it):
                 raise ConfigError(str(errors[with_it[0]]))
+
+
+def _refuse_equal_points(keys: Sequence[str], points: Sequence[tuple[str, ...]], runs: Sequence[PlannedRun]) -> None:
+    """Values that are written differently can be one (0 and 0.0, kv and KV): such points would count twice."""
+    seen: dict[str, int] = {}
+    for run in runs:
+        if run.error is None:
+            other = seen.setdefault(run.folder.rpartition("-")[2], run.point)
+            if other != run.point:
+                one, same = (", ".join(map("=".join, zip(keys, points[at], strict=True))) for at in (run.point, other))
+                raise ConfigError(f"{one} is the same point as {same}; once is enough")
 
 
 class _Files:

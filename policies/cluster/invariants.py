@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from policies.cluster.actions import (
@@ -32,9 +33,12 @@ from policies.cluster.actions import (
 )
 from policies.cluster.events import (
     ENDS,
+    BlocksRemoved,
+    BlocksStored,
     Event,
     FirstToken,
     IndexLost,
+    PeerBooking,
     PrefillDone,
     ProbeEnded,
     RequestArrived,
@@ -142,6 +146,30 @@ _STORY_PAIRS = 64
 """How many of the last (event, actions) pairs a story is told from."""
 
 
+class _Told(NamedTuple):
+    """News of blocks as a story tells them."""
+
+    at_s: float
+    worker_id: WorkerId
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def _without_content(event: Event) -> Event | _Told:
+    """What a story needs of an event. How long content is kept decides how a run interns what comes next, and to check
+    a run must not change it.
+    """
+    if isinstance(event, RequestArrived) and event.blocks is not None:
+        return replace(event, blocks=None)
+    if isinstance(event, PeerBooking):
+        return replace(event, ops=())
+    if isinstance(event, BlocksStored | BlocksRemoved):
+        return _Told(event.at_s, event.worker_id, repr(event))
+    return event
+
+
 def check_blocks(free: int, private: int, active_cached: int, inactive: int, reserved: int, total: int) -> None:
     """Rule I9 for one pool, in blocks. Raises InvariantError with the counts."""
     parts = (free, private, active_cached, inactive, reserved)
@@ -197,11 +225,12 @@ class Invariants:
         self._probed: dict[WorkerId, int] = {}  # probes under way, by epoch
         self._timers: dict[str, tuple[float, bool]] = {}
         self._asks: dict[WorkerId, set[_Ask]] = {}  # requests to tell blocks
-        self._past: deque[tuple[Event, tuple[Action, ...]]] = deque(maxlen=_STORY_PAIRS)
+        self._past: deque[tuple[Event | _Told, tuple[Action, ...]]] = deque(maxlen=_STORY_PAIRS)
 
     def observe(self, event: Event, actions: Sequence[Action]) -> None:
         """Take in one step of the controller. Raises InvariantError at the first broken promise."""
-        self._past.append((event, tuple(actions)))
+        told = tuple(action for action in actions if not isinstance(action, PublishBooking))
+        self._past.append((_without_content(event), told))
         if event.at_s < self._now_s:
             raise broken(CLOCK, f"{event!r} after {self._now_s} s")
         self._now_s = event.at_s

@@ -322,7 +322,7 @@ class Router:
         if isinstance(choice, Refusal):
             return self.refuse(event.request_id, choice, event.at_s)
         worker_id, dp_rank = live[choice.at].up.worker_id, choice.dp_rank
-        candidates = self._candidates(event, live, view) if self._explains else ()
+        candidates = self._candidates(event, live, view, busy) if self._explains else ()
         self._decisions += 1
         self._sent(event, worker_id if dp_rank is None else RankId(worker_id, dp_rank), choice.overlap_blocks)
         if tracks:
@@ -477,15 +477,17 @@ class Router:
         return worker if self._fits(worker) and why_not(worker, event, self._taints) is None else None
 
     def _candidates(
-        self, event: RequestArrived, live: tuple[WorkerView, ...], view: ClusterView
+        self, event: RequestArrived, live: tuple[WorkerView, ...], view: ClusterView, busy: Set[WorkerId]
     ) -> tuple[Candidate, ...]:
         """All workers by id: the eligible ones with the mode's terms, the others with why they could not be chosen."""
         told = self._explain(event, live)
-        barred = [
-            Candidate(worker_id=worker_id, in_flight=worker.in_flight, why_not=bar.text)
-            for worker_id, worker in view.workers.items()
-            if worker not in live and (bar := self._bar(worker, event)) is not None
-        ]
+        barred = []
+        for worker_id, worker in view.workers.items():
+            if worker not in live:
+                bar = self._bar(worker, event)
+                why = bar.text if bar is not None else "without room for it now" if worker_id in busy else None
+                if why is not None:
+                    barred.append(Candidate(worker_id=worker_id, in_flight=worker.in_flight, why_not=why))
         return tuple(sorted(told + barred, key=lambda one: (one.worker_id, one.dp_rank or 0)))
 
 

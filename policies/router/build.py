@@ -69,7 +69,8 @@ def build(settings: RouterSettings, plugins: Mapping[str, Maker] = MappingProxyT
             return router
         if not isinstance(router, Router):
             raise CapabilityError(
-                f"router.mode = {name} cannot have a queue in front of it; only a mode that is a Router can"
+                f"router.mode = {name} cannot have a queue in front of it, only a mode that is a Router can; leave "
+                "router.queue out"
             )
         from policies.router.queued import Queued
 

@@ -157,7 +157,9 @@ class Queued:
         entry = self._queue.add(event, queue_class, strict, uncached_tokens)
         self._queued += 1
         self._peak = max(self._peak, len(self._queue))
-        why = "every worker is busy with prompts" if busy else "others of its class wait"
+        share = self._limits.busy_worker_share
+        which = "every worker is" if share == 1 else f"at least {share:.0%} of the workers are"
+        why = f"{which} busy with prompts" if busy else "others of its class wait"
         return Enqueue(
             request_id=event.request_id,
             policy_class=queue_class.name,

@@ -69,6 +69,17 @@ def test_the_slowest_are_told_when_nobody_is_asked_for(twin, four: Path, tmp_pat
     assert (sorted(slow), last) == ([0, 3], 1), "640, 640 and 64 ms"
 
 
+def test_who_waits_in_the_router_has_no_terms_to_record(twin, tmp_path: Path) -> None:
+    """Four prompts at one instant: two workers take one each, two wait."""
+    trace = rows(tmp_path / "busy.jsonl", [(0, [n]) for n in range(4)])
+    run, queue = tmp_path / "run", ("--set", "router.queue.prefill_busy_tokens=10")
+    assert twin("replay", trace, *SETS, *queue, "--explain", "--no-html", "--out", run).code == 0
+    waits, goes = twin("explain", run, "3").out.split("\n\n")
+    assert "to nobody yet" in waits
+    assert "terms      none: no worker was chosen" in waits
+    assert "runner-up" in goes
+
+
 def test_without_terms_it_says_how_to_get_them_and_strange_names_are_refused(twin, four: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     twin("replay", four, *SETS, "--no-html", "--out", run)

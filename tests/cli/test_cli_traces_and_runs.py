@@ -138,6 +138,20 @@ def test_two_runs_are_compared_in_text_json_and_a_page(twin, mine: Path, tmp_pat
     assert found["matched"]["rows"] == 3
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (["report", "run", "--metrics", "--json"], "--metrics and --json"),
+        (["report", "run", "--metrics", "--png", "a.png"], "--metrics and --png"),
+        (["compare", "run", "run", "--html", "a.html", "--no-html"], "--html a.html and --no-html"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(twin, line: list[str], words: str) -> None:
+    ended = twin(*line)
+    assert ended.code == 2
+    assert words in ended.complaint
+
+
 def test_catalogues_list_the_defaults(twin) -> None:
     assert "llama-3.1-70b" in {row["name"] for row in json.loads(twin("models", "--json").out)}
     assert "h100_sxm" in {row["name"] for row in json.loads(twin("hardware", "--json").out)}

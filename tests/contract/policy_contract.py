@@ -13,10 +13,12 @@ how a policy is made inside: memory is counted by walking everything that hangs 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from enum import Enum
+from functools import partial
 
 from builders import BLOCK_SIZE, Scene, worker
 
@@ -262,6 +264,7 @@ class Watched:
 
     def decide(self, event: Event, view: ClusterView) -> Iterable[Action]:
         given: list[Action] = []
+        told = repr(event) if self._guard else ""
         before = picture(view) if self._guard else ""
         for action in self._policy.decide(event, view):
             assert not self._guard or picture(view) == before, f"{type(self._policy).__name__} changed the view"
@@ -269,6 +272,7 @@ class Watched:
             yield action
             before = picture(view) if self._guard else ""
         assert not self._guard or picture(view) == before, f"{type(self._policy).__name__} changed the view"
+        assert not self._guard or repr(event) == told, f"{type(self._policy).__name__} changed the event"
         self.actions.append(tuple(given))
 
 
@@ -321,12 +325,14 @@ def picture(view: ClusterView) -> str:
 
 
 def entries(policy: object) -> int:
-    """How many things hang on a policy: elements of every collection that can be reached from it, once each."""
+    """How many things hang on a policy: elements of every collection that can be reached from it, once each, and every
+    64 characters, bytes or bits of what is one long thing. What its class, its module and its functions keep counts."""
     seen: set[int] = set()
     total = 0
-    left: deque[object] = deque([policy])
+    left: deque[object] = deque([policy, *_shared_by_all(type(policy))])
     while left:
         thing = left.popleft()
+        total += _length(thing) // 64
         if id(thing) in seen or _is_atom(thing):
             continue
         seen.add(id(thing))
@@ -336,14 +342,37 @@ def entries(policy: object) -> int:
         elif isinstance(thing, Sequence | Set | deque):
             total += len(thing)
             left.extend(thing)
+        elif inspect.isroutine(thing) or isinstance(thing, partial):
+            left.extend(_caught(thing))
         else:
             left.extend(_fields(thing))
     return total
 
 
+def _length(thing: object) -> int:
+    """Of a text, bytes, or a number in binary."""
+    if isinstance(thing, str | bytes | bytearray):
+        return len(thing)
+    return thing.bit_length() if isinstance(thing, int) else 0
+
+
+def _shared_by_all(kind: type) -> Iterable[object]:
+    """Collections that all policies of a class have in common: attributes of the class, variables of its module."""
+    names = [*vars(kind).values(), *vars(sys.modules[kind.__module__]).values()]
+    return (thing for thing in names if isinstance(thing, list | dict | set | deque | bytearray))
+
+
+def _caught(routine: object) -> list[object]:
+    """What a function, a method or a partial call keeps alive."""
+    cells = getattr(routine, "__closure__", None) or ()
+    names = ("__self__", "__func__", "__defaults__", "func", "args", "keywords")
+    found = [getattr(routine, name, None) for name in names]
+    return [cell.cell_contents for cell in cells] + [thing for thing in found if not inspect.ismodule(thing)]
+
+
 def _is_atom(thing: object) -> bool:
     """What holds nothing that a policy keeps: plain values, code, shared content, the view's own objects."""
-    return isinstance(thing, _ATOMS) or inspect.isroutine(thing) or inspect.ismodule(thing)
+    return isinstance(thing, _ATOMS) or inspect.ismodule(thing)
 
 
 _ATOMS = (str, bytes, int, float, bool, Enum, type(None), type, Branch, BlockPath, ClusterView)

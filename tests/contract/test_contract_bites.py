@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import count
+from typing import ClassVar
 
 import pytest
 from builders import router_settings
@@ -81,6 +82,51 @@ class Hoarding(LeastLoaded):
         self._seen.append(event.request_id)
 
 
+class Scribbling(LeastLoaded):
+    """Writes into what it is told."""
+
+    def decide(self, event: Event, view: ClusterView) -> Sequence[Action]:
+        orders = list(super().decide(event, view))
+        if isinstance(event, RequestArrived):
+            object.__setattr__(event, "isl", event.isl + 1)
+        return orders
+
+
+class Verbose(LeastLoaded):
+    """Remembers every request in one long text."""
+
+    def __init__(self, settings: object) -> None:
+        super().__init__(settings)  # type: ignore[arg-type]
+        self._told = ""
+
+    def _sent(self, event: RequestArrived, worker_id: WorkerId, overlap_blocks: int) -> None:
+        super()._sent(event, worker_id, overlap_blocks)
+        self._told += f"{event.request_id} went to worker {worker_id}\n"
+
+
+class Secretive(LeastLoaded):
+    """Remembers every request where nobody looks: in what a function has caught."""
+
+    def __init__(self, settings: object) -> None:
+        super().__init__(settings)  # type: ignore[arg-type]
+        past: list[str] = []
+        self._note = lambda name: past.append(name)
+
+    def _sent(self, event: RequestArrived, worker_id: WorkerId, overlap_blocks: int) -> None:
+        super()._sent(event, worker_id, overlap_blocks)
+        self._note(event.request_id)
+
+
+class Communal(LeastLoaded):
+    """Remembers every request for all of its class."""
+
+    past: ClassVar[list[str]] = []
+
+    def _sent(self, event: RequestArrived, worker_id: WorkerId, overlap_blocks: int) -> None:
+        super()._sent(event, worker_id, overlap_blocks)
+        self.past.append(event.request_id)
+
+
 class Stubborn(Router):
     """Sends everything to whoever came first, there or not."""
 
@@ -97,7 +143,11 @@ class Stubborn(Router):
         (Meddling, "test_it_never_changes_what_it_is_shown", "Meddling changed the view"),
         (Silent, "test_it_explains_itself", "no reason"),
         (Credulous, "test_workers_that_it_does_not_know_change_nothing", "changed what it orders"),
+        (Scribbling, "test_it_never_changes_what_it_is_shown", "Scribbling changed the event"),
         (Hoarding, "test_what_it_remembers_is_bounded", "more and more"),
+        (Verbose, "test_what_it_remembers_is_bounded", "more and more"),
+        (Secretive, "test_what_it_remembers_is_bounded", "more and more"),
+        (Communal, "test_what_it_remembers_is_bounded", "more and more"),
         (Stubborn, "test_nothing_goes_to_a_worker_that_is_lost_or_leaving", "worker 1 is not there"),
         (Stubborn, "test_without_workers_requests_are_refused", "worker 1 is not there"),
         (Stubborn, "test_pins_hold_and_pass_no_fence", "worker 1 is draining"),

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from toy import Run, toy
 
+from twin.engine.ticks import instant
+
 BOTH = pytest.mark.parametrize("leap", [True, False], ids=["leaping", "stepping"])
 
 
@@ -92,3 +94,14 @@ def test_a_share_of_errors_is_drawn_by_request(tmp_path: Path) -> None:
     rows = [(50 * n, 1) for n in range(400)]
     run = _run(tmp_path, [fault], rows, "resilience.breaker_failures=0")
     assert 40 <= run.requests("status").count("failed") <= 80
+
+
+def test_policies_are_woken_at_instants_and_what_they_see_then_is_not_later(tmp_path: Path) -> None:
+    """Canaries are due at sums like 0.038 + 0.0007, which floats leave a little off the instant that is meant."""
+    rows = [(10 + 7 * n, 3) for n in range(120)]
+    late = {"at_ms": 1, "kind": "worker_slow", "worker": "W1", "factor": 1.7}
+    run = _run(tmp_path, [late], rows, "resilience.canary_idle_s=0.0007")
+    lines = (run.folder / "journal.jsonl").read_text(encoding="utf-8").splitlines()[1:]
+    times = [json.loads(line)["event"]["at_s"] for line in lines]
+    assert times == sorted(times)
+    assert [at_s for at_s in times if at_s != instant(at_s)] == []

@@ -32,6 +32,9 @@ def report(
 
     if png is not None and png.suffix.lower() != ".png":
         raise ConfigError(f"--png {png}: must end in .png; it is the only format of the picture")
+    other = "--json" if json else "--png" if png is not None else None
+    if metrics and other is not None:
+        raise ConfigError(f"--metrics and {other}: metrics are printed alone; leave one of them out")
     found = Report.load(run)
     if metrics:
         from reports.exposition import exposition
@@ -71,6 +74,8 @@ def compare(
     from reports.compare import compare as compared
     from reports.compare_views import comparison_text, write_comparison_html
 
+    if html is not None and no_html:
+        raise ConfigError(f"--html {html} and --no-html: write a page or none; leave one of them out")
     found = compared(a, b)
     page = None
     if not no_html:

@@ -25,6 +25,12 @@ def instant(seconds: float) -> float:
         raise beyond(seconds) from None
 
 
+def not_before(seconds: float) -> float:
+    """The first instant that is not before `seconds`: whoever wakes then finds that time passed."""
+    at_s = instant(seconds)
+    return at_s if at_s >= seconds else instant(seconds + 1e-9)
+
+
 def beyond(seconds: float) -> EngineError:
     """What stops a run that would go on past `LAST_S`."""
     return EngineError(

@@ -21,7 +21,7 @@ from policies.kvbm.store import UNLIMITED_BLOCKS
 from twin.engine.below import StoreWait, Tiered, TierLoad
 from twin.engine.loading import HostLoad
 from twin.engine.sequence import Sequence
-from twin.engine.ticks import instant
+from twin.engine.ticks import not_before
 from twin.mocker.clock import Order
 from twin.mocker.links import Transfer, side_by_side
 from twin.mocker.tierloads import Landings, Loading, Loads
@@ -149,11 +149,9 @@ class TierLane:
         self.attend()
 
     def _arm(self, due_s: float) -> None:
-        at_s = instant(due_s)
-        if at_s < due_s:
-            at_s = instant(due_s + 1e-9)
         self._armed_s = due_s
-        self._tiers.clock.call(max(at_s, self._tiers.clock.now), int(Order.COMMAND), partial(self._on_timer, due_s))
+        at_s = max(not_before(due_s), self._tiers.clock.now)
+        self._tiers.clock.call(at_s, int(Order.COMMAND), partial(self._on_timer, due_s))
 
     def _on_timer(self, due_s: float) -> None:
         if self._armed_s == due_s:

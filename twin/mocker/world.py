@@ -56,7 +56,7 @@ from twin.engine.plan import Outcome
 from twin.engine.sequence import Phase
 from twin.engine.sequence import Sequence as EngineSequence
 from twin.engine.settings import EngineSettings
-from twin.engine.ticks import instant
+from twin.engine.ticks import instant, not_before
 from twin.mocker.churn import Churn
 from twin.mocker.clock import Clock, Order
 from twin.mocker.demand import Demand, Row
@@ -506,7 +506,7 @@ class MockWorld:
             case SetTimer():
                 self._timers[action.name] = action.due_s
                 put = self.clock.watch if action.background else self.call
-                put(max(action.due_s, self.clock.now), _TIMER, lambda: self._fire(action))
+                put(max(not_before(action.due_s), self.clock.now), _TIMER, lambda: self._fire(action))
             case Fence():
                 self.post(WorkerFenced(at_s=self.clock.now, worker_id=action.worker_id, cause=action.cause))
             case Unfence():

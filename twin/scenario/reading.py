@@ -163,6 +163,7 @@ def _ms(table: Table, kind: str) -> float:
 def _changes(table: Table) -> tuple[Threshold, ...]:
     """Limits on load that are set, and those that are cleared: by `clear`, or by null where the file is JSON."""
     from policies.router.overload import BusySettings
+    from twin.config import BusyConfig, keys_of
 
     given, cleared = table.limits("set"), table.names("clear") or ()
     changes = tuple(Threshold(name=name, limit=limit) for name, limit in (given | dict.fromkeys(cleared)).items())
@@ -172,6 +173,12 @@ def _changes(table: Table) -> tuple[Threshold, ...]:
         BusySettings().changed(BusyThresholdsChanged(at_s=0.0, changes=changes))
     except ConfigError as why:
         table.refuse("set", str(why))
+    for entry in keys_of(BusyConfig):
+        limit, most = given.get(entry.name), entry.limits.high
+        if limit is not None and entry.kind == "int" and not limit.is_integer():
+            table.refuse("set", f"router.busy.{entry.name} is {limit:g}, it must be a whole number")
+        if limit is not None and most is not None and limit > most:
+            table.refuse("set", f"router.busy.{entry.name} is {limit:g}, it must be {most:,} or less")
     return changes
 
 

@@ -9,7 +9,10 @@ import pytest
 from builders import Scene, router, worker
 
 from policies.cluster.actions import Action, AddWorker, Cancel, Dispatch, DrainWorker, Reject, SetTimer
+from policies.cluster.blocks import ContentTree
 from policies.cluster.events import (
+    BlocksRemoved,
+    BlocksStored,
     Event,
     FirstToken,
     RequestArrived,
@@ -275,3 +278,20 @@ def test_conservation_from_counts() -> None:
     check_conserved(arrived=5, open_requests=2, ended=3)
     with pytest.raises(InvariantError, match=r"^I4: .*5 arrived, 2 open, 2 ended"):
         check_conserved(arrived=5, open_requests=2, ended=2)
+
+
+def test_it_keeps_no_content_alive() -> None:
+    """Content that nobody holds is forgotten and interned anew: a run that is checked must be the one that is not."""
+    tree = ContentTree(16, 16)
+    invariants = watched(up())
+    path = tree.path([1, 2, 3], 48)
+    for event in (
+        RequestArrived(at_s=1.0, request_id=R1, isl=48, blocks=path),
+        BlocksStored(at_s=1.0, worker_id=W0, runs=path.runs()),
+        BlocksRemoved(at_s=1.0, worker_id=W0, runs=path.runs()),
+    ):
+        invariants.observe(event, [sent()] if isinstance(event, RequestArrived) else [])
+    del path, event
+    assert len(tree) == 0
+    with pytest.raises(InvariantError, match="RequestArrived"):  # the story is told all the same
+        invariants.observe(FirstToken(at_s=2.0, request_id=R1, worker_id=W1), [])

@@ -78,6 +78,14 @@ def test_it_says_why_it_waits() -> None:
     )
 
 
+def test_where_a_share_of_the_workers_is_enough_it_says_that_not_all_are_busy() -> None:
+    scene = queued(changes={"busy_worker_share": 0.3})
+    scene.send("a", isl=8192)
+    action = scene.arrive("b", isl=640)
+    assert isinstance(action, Enqueue)
+    assert action.reason == "at least 30% of the workers are busy with prompts; 1 wait"
+
+
 def test_the_share_is_of_what_a_step_takes() -> None:
     scene = queued(changes={"prefill_busy_share": 0.5, "prefill_busy_tokens": None})
     fill(scene, isl=4096)

@@ -201,6 +201,14 @@ def test_a_new_program_waits_where_it_would_fill_the_pool() -> None:
     assert (action.policy_class, action.reason) == ("programs", "a new program, 95% of the pool in use; 1 wait")
 
 
+def test_a_decision_tells_of_the_worker_that_has_no_room() -> None:
+    scene = thunder(2, explain=True)
+    scene.send("a1", isl=90 * 64, session_id="a")
+    sent = scene.arrive("b1", isl=20 * 64, session_id="b")
+    assert isinstance(sent, Dispatch)
+    assert [(c.worker_id, c.why_not) for c in sent.candidates] == [(0, "without room for it now"), (1, None)]
+
+
 def test_a_request_that_waits_for_a_pool_at_80_per_cent_counts_as_come_two_seconds_later() -> None:
     """The first finds 90 blocks taken up, the second 70: when 60 are left, 30 more fit once."""
     scene = thunder()

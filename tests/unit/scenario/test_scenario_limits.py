@@ -30,3 +30,22 @@ def test_a_limit_holds_from_its_instant_until_it_is_cleared(more: tuple[str, ...
     told = json.loads((run.folder / "faults.json").read_text(encoding="utf-8"))
     assert [entry["target"] for entry in told["timeline"]] == ["prefill_tokens = 50", "prefill_tokens = none"]
     assert told["never_applied"] == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ({"kind": "busy_thresholds", "set": {"engine_running": 4}}, "without engine_queue nobody counts what runs"),
+        ({"kind": "busy_thresholds", "clear": ["prefill_share"]}, "what it clears is never set"),
+        ({"kind": "engine_error", "worker": "any", "rate": 0}, "its rate is 0"),
+        ({"kind": "busy_thresholds", "set": {"prefill_tokens": 5}}, None),
+        ({"kind": "busy_thresholds", "clear": ["decode_blocks_share"]}, None),
+    ],
+)
+def test_a_fault_that_leaves_everything_as_it_was_is_told(fault: dict, told: str | None, tmp_path: Path) -> None:
+    trace, scenario = tmp_path / "rows.jsonl", tmp_path / "s.json"
+    trace.write_text('{"timestamp": 0, "input_length": 100, "output_length": 2}\n', encoding="utf-8")
+    scenario.write_text(json.dumps({"faults": [{"at_ms": 5} | fault]}), encoding="utf-8")
+    run = toy(trace, tmp_path / "run", f"faults.path={scenario}", "router.busy.decode_blocks_share=0.9")
+    expected = [] if told is None else [f"faults[0]: {fault['kind']} has no effect: {told}"]
+    assert [line for line in run.report.meta.no_effect if line.startswith("faults")] == expected

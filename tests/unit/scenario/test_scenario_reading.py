@@ -260,6 +260,8 @@ def test_limits_are_set_and_cleared(entry: dict, changes: list, tmp_path: Path) 
         ({"set": {"prefill_token": 4}}, "has no limit 'prefill_token'; it has "),
         ({"set": {"engine_queue": 1}}, "busy.engine_queue"),
         ({"set": {"engine_queue": "many"}}, "must be a number"),
+        ({"set": {"prefill_tokens": 2.5}}, "router.busy.prefill_tokens is 2.5, it must be a whole number"),
+        ({"set": {"prefill_share": 1e300}}, "router.busy.prefill_share is 1e+300, it must be 1,000,000.0 or less"),
         ({"set": {"engine_queue": 3}, "clear": ["engine_queue"]}, "each name once"),
         ({"set": {"engine_queue": 3}, "for_ms": 5}, "there is no key for_ms of kind busy_thresholds"),
     ],

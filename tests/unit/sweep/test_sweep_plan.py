@@ -54,6 +54,12 @@ def test_a_value_that_is_given_twice_is_refused() -> None:
         parse_vary("workers.count=2,3,2")
 
 
+@pytest.mark.parametrize("given", ["router.mode=random,Random", "trace.speedup=2,2.0"])
+def test_values_that_mean_the_same_are_refused(trace: Path, given: str) -> None:
+    with pytest.raises(ConfigError, match=r"is the same point as .*; once is enough"):
+        planned(trace, given)
+
+
 # ---------------------------------------------------------------- points
 
 

@@ -208,6 +208,8 @@ def test_set_without_a_value_says_how(text: str) -> None:
         ("[trace]\non_bad_row = 'ignore'", 2, ["error or skip"]),
         ("[router]\nmode = 'least-load'", 2, ["did you mean least-loaded"]),
         ("[router]\nhost_cache_hit_weight = 2", 2, ["1 or less"]),
+        ("[router]\nprefill_load_scale = 1e308", 2, ["1000000 or less"]),
+        ("[router.thunder]\ntick_s = 1e300", 2, ["1000000000 or less"]),
         ("[workers.latency]\nmodel = 'fixed'\ndecode_s = [1]", 3, ["one number, text, true or false"]),
         ("[workers.latency]\nmodel = 'fixed'\ndecode_s = nan", 3, ["finite"]),
         ("seed = -1", 1, ["seed = -1", "0 or more"]),
