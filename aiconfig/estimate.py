@@ -1,0 +1,76 @@
+"""What a candidate is predicted to do at one load, and how far that can be trusted.
+
+Plain values, whoever computed them: the closed form (means only) or a simulated run (percentiles). Seconds and tokens;
+what is undefined is None and never counts as meeting a limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from aiconfig.candidate import Candidate
+from policies.frozen import frozen
+
+CLOSED_FORM = "closed form"
+SIMULATED = "simulated"
+
+
+@frozen
+class Load:
+    """Demand on a whole deployment: `users` in a closed loop, or `rps` requests a second; exactly one is given."""
+
+    users: int | None = None
+    rps: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.users} users" if self.users is not None else f"{self.rps:.4g} requests/s"
+
+
+@frozen
+class Band:
+    """Relative errors of the latency model, as measured where it was calibrated: half of the predictions are within
+    `typical`, nine in ten within `wide`. `level` says for which rows that was measured."""
+
+    typical: float
+    wide: float
+    level: str
+
+
+@frozen
+class Estimate:
+    """One candidate at one load.
+
+    `stats[metric][statistic]` is in seconds for ttft, tpot, itl and e2e and in tokens/s for tps_user; the closed form
+    knows "mean" alone. Rates are of the whole deployment; `kv_share` is the fullest pool's peak use. `bound` is what
+    limits it most ("weights", "compute", "kv", "links", "host", ...). `goodput_share` is the share of requests that
+    meet all per-request limits, None without such or without a simulation. `bands` are those of ttft and tpot.
+    """
+
+    candidate: Candidate
+    load: Load
+    level: str
+    stats: Mapping[str, Mapping[str, float | None]]
+    requests_per_s: float
+    output_tokens_per_s: float
+    kv_share: float
+    bound: str
+    goodput_share: float | None = None
+    energy_j: float | None = None  # of the whole run
+    output_tokens: int | None = None  # of the whole run
+    bands: Mapping[str, Band | None] = {}
+    notes: tuple[str, ...] = ()
+
+    def value(self, metric: str, statistic: str) -> float | None:
+        """One figure, or None where it is not known."""
+        return self.stats.get(metric, {}).get(statistic)
+
+    @property
+    def tokens_per_s_per_gpu(self) -> float:
+        """Output tokens a second for each GPU that is used."""
+        return self.output_tokens_per_s / self.candidate.gpus
+
+    @property
+    def tokens_per_s_per_user(self) -> float | None:
+        """1 / mean TPOT."""
+        tpot_s = self.value("tpot", "mean")
+        return 1.0 / tpot_s if tpot_s else None
