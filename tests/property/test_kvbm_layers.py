@@ -14,7 +14,9 @@ from test_engine_against_naive import KEY_TOKENS
 from test_faults_programs import Blow, blows, perform
 from test_kvbm_faults import tier_blows
 from test_kvbm_kinds import DEMANDS, KINDS, TIERS, Kind, sized
+from test_kvbm_legs import same, tiered_programs
 from test_kvbm_world import LATENCY, LINKS, nothing_is_left, returning, tight
+from test_legs_programs import Below, Program
 
 from policies.cluster.ids import Tier
 from policies.kvbm.lane import BatchRules
@@ -192,3 +194,15 @@ def test_leaping_changes_nothing_when_workers_and_tiers_break(
     assert leapt[0].decisions == stepped[0].decisions
     assert leapt[1].events == stepped[1].events
     assert leapt[2].notes == stepped[2].notes
+
+
+@EACH
+@examples(20)
+@given(tiered_programs(), st.data())
+def test_hand_offs(kind: Kind, case: tuple[Program, Below], data: st.DataObject) -> None:
+    """Prefill and decode workers of one kind, with leaps and without."""
+    program, below = case
+    prefill, decode = (replace(kind.of(side), tiers=True, layers=WHOLE) for side in (program.prefill, program.decode))
+    program = replace(program, rows=tuple(kind.rows(program.rows, data)), prefill=prefill, decode=decode)
+    _, _, world = same((program, below))
+    nothing_is_left(world)
