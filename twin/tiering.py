@@ -74,7 +74,7 @@ def cascade_warnings(groups: Iterable[Group]) -> list[str]:
     for group in groups:
         if group.config.kvbm.has_tiers:
             specs = [level.spec for level in _levels(group, group.workers[0])]
-            warnings = check_cascade(specs, group.settings.blocks)
+            warnings = check_cascade(specs, group.settings.blocks * group.settings.ranks)
             found += [f"workers.{group.config.name}.kvbm: {warning}" for warning in warnings]
     return found
 

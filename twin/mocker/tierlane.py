@@ -1,4 +1,5 @@
-"""The tiers of one simulated worker: its block manager, the batches that go down over links, what faults do to it.
+"""The tiers of one simulated worker, or of one of its ranks: its block manager, the batches that go down over links,
+what faults do to it.
 
 The manager decides, this carries out; what comes up is in `tierloads`. It calls the manager with the run's time, and
 comes back when the manager wants to be seen to.
@@ -36,12 +37,21 @@ _SKETCH_BLOCKS = 1 << 20
 
 
 class TierLane:
-    """What crosses the links for one worker: loads that its engine begins, batches that its manager sends down."""
+    """What crosses the links for one worker: loads that its engine begins, batches that its manager sends down.
 
-    def __init__(self, tiers: Tiers, worker_id: WorkerId, plan: TierPlan, engine: Tiered) -> None:
+    Of a worker with several ranks each has one, over tiers that they have in common; `first` is that of rank 0.
+    """
+
+    def __init__(
+        self, tiers: Tiers, worker_id: WorkerId, plan: TierPlan, engine: Tiered, *, first: TierLane | None = None
+    ) -> None:
         self._tiers = tiers
         self.worker_id = worker_id
         self._plan = plan
+        self._first = first
+        self.ranks: list[TierLane] = [] if first is None else first.ranks
+        rank = len(self.ranks)
+        self.ranks.append(self)
         self._by_tier = {level.spec.tier: level for level in plan.levels}
         self._moving: dict[int, Transfer] = {}
         self._fetching: dict[int, Transfer] = {}
@@ -49,11 +59,14 @@ class TierLane:
         self.closed = False
         self.engine = engine
         self.manager = engine.attach(self._make)
-        self.loads = Loads(tiers, worker_id, self.manager, self._by_tier, self.attend)
+        ranks = engine.settings.ranks
+        self.loads = Loads(tiers, worker_id, self.manager, self._by_tier, self.attend, rank=rank, ranks=ranks)
         if self.manager.climb is not None or plan.quota_blocks is not None:
             engine.below.on_submit = self._on_submit
 
     def _make(self, lacking: Lacking) -> BlockManager:
+        if self._first is not None:
+            return self._first.manager.beside(lacking)
         plan = self._plan
         made: list[Sketch] = []
 
@@ -61,7 +74,8 @@ class TierLane:
             if not made:
                 blocks = [level.spec.capacity_blocks for level in plan.levels]
                 limited = [n for n in blocks if n != UNLIMITED_BLOCKS]
-                made.append(Sketch(min(sum(limited) + self.engine.settings.blocks, _SKETCH_BLOCKS)))
+                own = self.engine.settings.blocks * self.engine.settings.ranks
+                made.append(Sketch(min(sum(limited) + own, _SKETCH_BLOCKS)))
             return made[0]
 
         settings = KvSettings(
@@ -162,7 +176,8 @@ class TierLane:
         del self._moving[batch_id]
         self.manager.moved(batch_id, self._tiers.clock.now)
         self.attend()
-        self.loads.landed()
+        for lane in self.ranks:
+            lane.loads.landed()
 
     # ------------------------------------------------------------ faults
 

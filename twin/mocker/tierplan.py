@@ -6,7 +6,7 @@ Plain values that a configuration or a test makes; nothing here runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 
 from policies.frozen import frozen
 from policies.kvbm.build import NO_PLUGINS, KvSettings
@@ -64,6 +64,26 @@ class TierPlan:
     peers: PeerPlan | None = None
     events: str = PER_TIER
     plugins: Mapping[str, Callable[[KvSettings], object]] = field(default_factory=lambda: NO_PLUGINS)
+
+
+def of_rank(plan: TierPlan, rank: int, ranks: int) -> TierPlan:
+    """The plan of one of several ranks of a worker: the same tiers, over the lanes of its own GPUs."""
+    levels = tuple(
+        replace(
+            level,
+            down=share(level.down, rank, ranks),
+            hops=tuple(share(hop, rank, ranks) for hop in level.hops),
+        )
+        for level in plan.levels
+    )
+    return replace(plan, levels=levels)
+
+
+def share(lanes: Lanes, rank: int, ranks: int) -> Lanes:
+    """The lanes of one of several ranks, each of which has as many GPUs; all of them where ranks have none of their
+    own."""
+    size, rest = divmod(len(lanes), ranks)
+    return lanes if rest else lanes[rank * size : (rank + 1) * size]
 
 
 def joined(one: Lanes, many: Lanes) -> Lanes:
