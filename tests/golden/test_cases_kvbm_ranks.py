@@ -1,5 +1,5 @@
-"""Tiers below a worker with two attention-DP ranks, by hand: host memory and all below it belongs to the worker, so what
-one rank sent down comes up to the device of the other.
+"""Tiers below a worker with two attention-DP ranks, by hand: host memory and all below it belongs to the worker, so
+what one rank sent down comes up to the device of the other.
 
 The TOY engine with a device of three blocks of 64 tokens for each rank; a block takes half a millisecond to come up.
 Ranks take requests in turn.
