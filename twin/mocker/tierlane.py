@@ -59,6 +59,9 @@ class TierLane:
         self.closed = False
         self.engine = engine
         self.manager = engine.attach(self._make)
+        host = self._by_tier.get(Tier.G2_HOST)
+        self.host_key = host.shared_key if host is not None else None
+        tiers.joined(self)
         ranks = engine.settings.ranks
         self.loads = Loads(tiers, worker_id, self.manager, self._by_tier, self.attend, rank=rank, ranks=ranks)
         if self.manager.climb is not None or plan.quota_blocks is not None:
@@ -140,9 +143,11 @@ class TierLane:
             elif isinstance(order, Prefetch):
                 self._fetch(order)
             elif isinstance(order, PublishKv):
-                self._tiers.listener.tier_changed(self.worker_id, order.change)
+                for worker_id in self._tiers.owners_of(self, order.change.tier):
+                    self._tiers.listener.tier_changed(worker_id, order.change)
             else:
-                self._tiers.listener.tier_cleared(self.worker_id, order.tier)
+                for worker_id in self._tiers.owners_of(self, order.tier):
+                    self._tiers.listener.tier_cleared(worker_id, order.tier)
         due_s = self.manager.due_s
         if due_s is not None and (self._armed_s is None or due_s < self._armed_s):
             self._arm(due_s)
@@ -190,6 +195,7 @@ class TierLane:
             transfer.cancel()
         self.loads.close()
         self.manager.close(self._tiers.clock.now)
+        self._tiers.closed(self)
         self._tiers.peer_lost(self.worker_id)
 
     def break_tier(self, tier: Tier, how: str, rate: float | None) -> None:
@@ -199,11 +205,14 @@ class TierLane:
         elif how == "tier_corrupt":
             self.loads.bad_rate[tier] = rate or 0.0
         else:
-            self.manager.lost(tier)
-            self.loads.lose(tier)
+            sharing = self._tiers.sharing(self, tier)
+            for lane in sharing:
+                lane.manager.lost(tier)
+                lane.loads.lose(tier)
             if tier is Tier.G2_HOST:
                 self._tiers.peer_lost(self.worker_id)
-            self.attend()
+            for lane in sharing:
+                lane.attend()
 
     def mend_tier(self, tier: Tier, how: str) -> None:
         """It is over; a tier that was down is empty."""

@@ -59,6 +59,7 @@ class Tiers:
         self.owners = Owners()
         self.peers = TierPeers()
         self._shared: dict[str, TierBody] = {}
+        self._nodes: dict[str, dict[TierLane, None]] = {}  # lanes that have host memory in common
         self._past: list[TierLane] = []  # of workers that are gone
         self._fetching: dict[RequestId, Lanes] = {}  # where blocks are fetched for requests that wait
 
@@ -85,6 +86,31 @@ class Tiers:
         if plan.shared_key is not None:
             self._shared[plan.shared_key] = body
         return body
+
+    # ------------------------------------------------------------ host memory of a node
+
+    def joined(self, lane: TierLane) -> None:
+        """A lane is there; others may have its host memory in common."""
+        if lane.host_key is not None:
+            self._nodes.setdefault(lane.host_key, {})[lane] = None
+
+    def closed(self, lane: TierLane) -> None:
+        """A lane is there no longer, and the memory of its node neither when it was the last one."""
+        if lane.host_key is not None:
+            lanes = self._nodes[lane.host_key]
+            del lanes[lane]
+            if not lanes:
+                del self._nodes[lane.host_key]
+                del self._shared[lane.host_key]
+
+    def sharing(self, lane: TierLane, tier: Tier) -> list[TierLane]:
+        """The lanes that have a lane's own tier in common, which is one of them."""
+        is_nodes = tier is Tier.G2_HOST and lane.host_key is not None
+        return list(self._nodes[lane.host_key]) if is_nodes and lane.host_key is not None else [lane]
+
+    def owners_of(self, lane: TierLane, tier: Tier) -> list[WorkerId]:
+        """The workers that have such a tier in common: each tells of it."""
+        return list(dict.fromkeys(each.worker_id for each in self.sharing(lane, tier)))
 
     @property
     def up(self) -> dict[WorkerId, Lanes]:

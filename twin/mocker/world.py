@@ -649,6 +649,8 @@ class MockWorld:
         lane = self._host_lane(spec, engine)
         self.workers[spec.worker_id] = MockWorker(self.clock, engine, up, self._on_step, self.news.watch, lane)
         self.post(up)
+        if spec.tiers is not None and spec.tiers.shares_host:
+            self.news.tell_all(self.workers[spec.worker_id])  # what others of its node have stored
 
     def _host_lane(self, spec: WorkerSpec, engine: Engine) -> HostLane | None:
         """What its loads from lower tiers cross."""
