@@ -63,8 +63,7 @@ class RankLanes:
         return self.ranks[self._engine.rank_of(load.seq)].load(load, on_done)
 
     def attend(self) -> None:
-        for lane in self.ranks:
-            lane.attend()
+        self._first.attend()
 
     def close(self) -> None:
         for lane in self.ranks:

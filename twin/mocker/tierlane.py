@@ -127,10 +127,17 @@ class TierLane:
     # ------------------------------------------------------------ down
 
     def attend(self) -> None:
-        """See to what the manager wants now, and come back when it wants to be seen to."""
+        """See to what managers want now, and come back when they want to be seen to: ranks in their order, whichever it
+        was that something happened to, so that it does not matter which of several timers of an instant comes first."""
+        for lane in self.ranks:
+            lane._attend()
+
+    def _attend(self) -> None:
         if self.closed:
             return
         now_s = self._tiers.clock.now
+        if self._armed_s is not None and not_before(self._armed_s) == now_s:
+            return  # its timer comes at this very instant: it must not matter whether a step ends here too
         for order in self.manager.poll(now_s):
             if isinstance(order, Offload):
                 level = self._by_tier[order.target]
