@@ -28,8 +28,8 @@ NOT_MODELLED = (
 NO_FAULTS = ("engine errors and failures of the control plane (a scenario of --faults has them)",)
 NO_TIERS = ("KV tiers below devices (workers.kvbm has them)",)
 TIERS_NOT_MODELLED = (
-    "KV tiers: layers that come while a step runs, checks of stored bytes, device memory that waits to be copied, disks "
-    "that workers of one node share",
+    "KV tiers: layers that come while a step runs, checks of stored bytes, device memory that waits to be copied, "
+    "disks that workers of one node share",
 )
 
 ADAPTERS_NOT_MODELLED = ("what adapters add to a step, the time to load one",)

@@ -93,3 +93,13 @@ def test_what_shared_host_memory_cannot_do_is_refused_by_name(name: str, tmp_pat
 def test_one_worker_shares_with_nobody(workers: int, why: str, tmp_path: Path) -> None:
     with pytest.raises(TwinError, match=f"cpu_shared_by.*{why}"):
         two(tmp_path, workers=workers)
+
+
+@pytest.mark.parametrize("index", ["simulated", "engine"])
+def test_a_worker_that_gives_one_account_tells_what_its_node_has(index: str, tmp_path: Path) -> None:
+    """W1 comes back at 2600 ms, after A went down: it publishes A as its own, tier or no tier."""
+    back = faults(tmp_path, 'kind = "worker_down"\nworker = "pool-1"\nat_ms = 2300\nfor_ms = 300')
+    sets = ("router.mode=kv", f"router.index={index}", "workers.kvbm.events=dedupe", "allow_no_effect=true")
+    run = two(tmp_path / "run", back, *sets, "router.tie_break=least_recent", "workers.startup_s=0", explain=True)
+    last = pq.read_table(run.folder / "decisions.parquet").to_pylist()[-1]
+    assert {one["overlap_blocks"] for one in json.loads(last["candidates"])} == {2}

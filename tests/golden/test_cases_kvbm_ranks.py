@@ -15,6 +15,8 @@ import pytest
 from test_cases_kvbm import TIER, faults, hits
 from toy import Run, toy
 
+from policies.errors import ConfigError
+
 RANKS = (*TIER, "workers.dp=2", "allow_no_effect=true")
 A, B, C = [1, 2, 3], [11, 12, 13], [21, 22, 23]
 
@@ -117,3 +119,10 @@ def test_a_router_that_chooses_ranks_credits_each_with_the_host_memory_of_its_wo
     ranks = {one["dp_rank"]: one["credit_blocks"] for one in json.loads(last["candidates"])}
     assert ranks == {0: 2 * 0.75, 1: 2 * 0.75}, "host_cache_hit_weight is 0.75"
     assert hits(run)["g2"] == 2
+
+
+def test_one_account_of_a_worker_does_not_tell_its_ranks_apart(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"router\.route_ranks = true with workers\.pool\.kvbm\.events = dedupe"):
+        c20(tmp_path, *ROUTED, "workers.kvbm.events=dedupe")
+    routed_by_worker = ("router.mode=kv", "router.index=engine", "router.tie_break=lowest_id")
+    assert hits(c20(tmp_path, *routed_by_worker, "workers.kvbm.events=dedupe"))["g2"] == 2
