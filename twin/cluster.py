@@ -294,15 +294,13 @@ def _check_tiers(group: WorkerGroup, *, peer: bool) -> None:
     """Raises CapabilityError for a group that a block manager cannot serve in this version."""
     engine = group.engine
     reasons = {
-        f"it has {group.dp} ranks": group.dp > 1,
         "prefix caching is off": not engine.prefix_caching,
         "it has a plain host tier (host_blocks)": engine.host_blocks is not None,
     }
     for reason, holds in reasons.items():
         if holds:
             raise CapabilityError(
-                f"workers.{group.name}.kvbm: {reason}; a block manager needs prefix caching, one rank and no "
-                "host_blocks"
+                f"workers.{group.name}.kvbm: {reason}; a block manager needs prefix caching and no host_blocks"
             )
     if peer and group.role != "mixed":
         raise CapabilityError(

@@ -242,6 +242,9 @@ class KvbmConfig:
 
     cpu_cache_gb: float | None = _key(None, "host memory (G2) of one worker, GB = 1e9 bytes", above=0, absent="off")
     cpu_cache_tokens: int | None = _key(None, "the same in tokens", low=1, high=2**62, absent="by cpu_cache_gb")
+    cpu_shared_by: int = _key(
+        1, "workers of the group, in their order, that have one such tier: those of a node", low=1, high=LARGEST
+    )
     disk_cache_gb: float | None = _key(None, "disk (G3) of one worker, or of all if shared", above=0, absent="off")
     disk_cache_tokens: int | None = _key(None, "the same in tokens", low=1, high=2**62, absent="by disk_cache_gb")
     disk_shared: bool = _key(False, "all workers have the disk tier in common")

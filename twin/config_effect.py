@@ -167,10 +167,12 @@ def _kvbm(config: Config, group: WorkerGroup) -> Iterator[tuple[str, str]]:
         if not is_there and not (tier == "cpu" and kvbm.has_tiers):
             own = [name for name in changed if name.startswith(f"{tier}_")]
             idle |= dict.fromkeys(own, f"there is no {tier} tier")
-    for name in ("offload", "trigger", "eviction", "latency_s") if not kvbm.has_cpu else ():
+    for name in ("offload", "trigger", "eviction", "latency_s", "shared_by") if not kvbm.has_cpu else ():
         idle.setdefault(f"cpu_{name}", "there is no cpu tier")
     if (why := _unheard(config, group)) is not None:
         idle.setdefault("events", why)
+    if group.count == 1:
+        idle.setdefault("cpu_shared_by", "the group has one worker")
     for tier in ("cpu", "disk"):
         if getattr(kvbm, f"{tier}_cache_gb") is not None:
             idle.setdefault(f"{tier}_cache_tokens", f"{tier}_cache_gb says how large it is")

@@ -28,8 +28,8 @@ NOT_MODELLED = (
 NO_FAULTS = ("engine errors and failures of the control plane (a scenario of --faults has them)",)
 NO_TIERS = ("KV tiers below devices (workers.kvbm has them)",)
 TIERS_NOT_MODELLED = (
-    "KV tiers: layers that come while a step runs, checks of stored bytes, device memory that waits to be copied, host "
-    "memory and disks that workers of one node share",
+    "KV tiers: layers that come while a step runs, checks of stored bytes, device memory that waits to be copied, "
+    "disks that workers of one node share",
 )
 
 ADAPTERS_NOT_MODELLED = ("what adapters add to a step, the time to load one",)
@@ -169,6 +169,8 @@ def _tiers_in_words(kvbm: KvbmConfig) -> Iterator[str]:
             large = f"{gb:g} GB" if gb is not None else "unlimited" if tokens is None else f"{tokens:,} tokens"
             policies = [getattr(kvbm, f"{name}_{what}") for what in ("offload", "trigger", "eviction")]
             shared = " shared" if name == "remote" or (name == "disk" and kvbm.disk_shared) else ""
+            if name == "cpu" and kvbm.cpu_shared_by > 1:
+                shared = f" of {kvbm.cpu_shared_by} workers"
             yield f"{name}{shared} {large} ({', '.join(policies)})"
 
 

@@ -20,7 +20,7 @@ def path_of(group: WorkerGroup, use: str) -> tuple[str, ...]:
 def why_idle(config: Config, group: WorkerGroup, use: str) -> str | None:
     """Why nothing of this kind moves over links in the run; None where it does, or would if the group named any."""
     if use == HOST:
-        if group.engine.kind == "sglang":
+        if group.engine.kind == "sglang" and not group.kvbm.has_tiers:
             return "sglang loads within the step that needs the blocks, at engine.host_load_gb_per_s"
         if group.engine.host_blocks is None and not group.kvbm.has_tiers:
             return "there is no host tier: neither host_blocks nor a tier of kvbm is set"

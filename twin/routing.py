@@ -33,6 +33,13 @@ def router_settings(config: Config, block_size: int, *, explain: bool = False) -
             "remote or disk_shared): each leg hears its own workers alone; take router.index = simulated, or tiers of "
             "each worker's own"
         )
+    for group in config.workers if router.route_ranks else ():
+        if group.dp > 1 and group.kvbm.has_tiers and group.kvbm.events == "dedupe":
+            raise ConfigError(
+                f"router.route_ranks = true with workers.{group.name}.kvbm.events = dedupe: such a worker gives one "
+                f"account of its {group.dp} ranks and its tiers, which tells no rank from another; take per_tier, "
+                "or route_ranks = false"
+            )
     values = {f.name: getattr(router, f.name) for f in fields(RouterSettings) if f.name not in _OURS}
     if router.shared_cache_multiplier is None and has_shared_tier(config):
         values["shared_cache_multiplier"] = SHARED_CACHE_MULTIPLIER

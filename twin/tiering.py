@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from policies.cluster.ids import Tier
-from policies.errors import ConfigError
+from policies.errors import CapabilityError, ConfigError
 from policies.kvbm.build import EVICTIONS, OFFLOADS, KvSettings, build_eviction, build_offload
 from policies.kvbm.consolidate import DEDUPE
 from policies.kvbm.lane import BatchRules
@@ -74,7 +74,8 @@ def cascade_warnings(groups: Iterable[Group]) -> list[str]:
     for group in groups:
         if group.config.kvbm.has_tiers:
             specs = [level.spec for level in _levels(group, group.workers[0])]
-            warnings = check_cascade(specs, group.settings.blocks)
+            devices = group.settings.ranks * group.config.kvbm.cpu_shared_by
+            warnings = check_cascade(specs, group.settings.blocks * devices)
             found += [f"workers.{group.config.name}.kvbm: {warning}" for warning in warnings]
     return found
 
@@ -104,6 +105,13 @@ def _with_tiers(group: Group) -> Group:
             build_eviction(level.eviction, settings, plugins)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
+    for name in ("peers", "prefetch") if config.cpu_shared_by > 1 else ():
+        if getattr(config, name):
+            raise CapabilityError(
+                f"{where}.{name}: host memory that workers of a node share (cpu_shared_by = {config.cpu_shared_by}) is "
+                f"not read by others, nor filled ahead of requests, in this version; leave {name} out, or give each "
+                "worker its own"
+            )
     if config.onboard == "deadline" and config.onboard_deadline_s is None:
         raise ConfigError(f"{where}.onboard = deadline needs {where}.onboard_deadline_s")
 
@@ -160,7 +168,11 @@ def _levels(group: Group, spec: WorkerSpec) -> tuple[LevelPlan, ...]:
             bytes_per_s=config.cpu_gb_per_s * GB,
             **sized,
         )
-        found.append(level(Tier.G2_HOST, host, "cpu", up, (up,), None))
+        key = None
+        if config.cpu_shared_by > 1:
+            node = (spec.worker_id - group.workers[0].worker_id) // config.cpu_shared_by
+            key = f"cpu:{group.config.name}:{node}"
+        found.append(level(Tier.G2_HOST, host, "cpu", up, (up,), key))
         first = False
     disk_bytes = _bytes(config.disk_cache_gb, config.disk_cache_tokens, per_token)
     if disk_bytes is not None:

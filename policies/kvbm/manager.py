@@ -28,6 +28,7 @@ from policies.kvbm.owners import Owners
 from policies.kvbm.peers import PeerView
 from policies.kvbm.prefetch import PrefetchLimits
 from policies.kvbm.sketch import Sketch
+from policies.kvbm.spans import Span
 from policies.kvbm.spread import Spread
 from policies.kvbm.store import Gone, Hold, Lot, TierStore
 from policies.kvbm.tiers import TierSpec
@@ -54,6 +55,8 @@ class BlockManager:
         self._device_lacking = device_lacking
         self._sketch = sketch
         self._owners = owners
+        self._mates = [self]  # of the ranks of one worker, in their order
+        self._fetches = prefetch is not None
         self.peers = peers
         self._moving: dict[int, Moving] = {}
         self._orders: list[Order] = []
@@ -66,18 +69,39 @@ class BlockManager:
         if prefetch is not None:
             self.climb = Climb(
                 self.levels,
-                device_lacking,
+                self._on_no_device,
                 prefetch,
                 make_room=lambda blocks, now_s: self._room(0, blocks, now_s),
                 told=lambda level, runs: self._tell(level.body, True, runs),
                 most_blocks=self.levels[0].lane.rules.max_blocks,
             )
 
+    def beside(self, device_lacking: Lacking) -> BlockManager:
+        """The manager of another rank of the same worker: another device and other lanes over the same tiers. They have
+        their filters and counts of uses, reads of peers and prefetches in common; this one sees to the latter."""
+        levels = [
+            Level(
+                level.body,
+                level.offload,
+                trigger=level.trigger,
+                when_full=level.when_full,
+                batches=level.lane.rules,
+            )
+            for level in self.levels
+        ]
+        other = BlockManager(
+            levels, device_lacking, rule=self.rule, sketch=self._sketch, owners=self._owners, peers=self.peers
+        )
+        other.climb = self.climb
+        other._mates = self._mates
+        self._mates.append(other)
+        return other
+
     @property
     def due_s(self) -> float | None:
         """When to call `poll` next, if nothing else happens before."""
         due_s = min((due_s for level in self.levels if (due_s := level.due_s) is not None), default=None)
-        if self.climb is None or (climb_s := self.climb.due_s) is None:
+        if self.climb is None or not self._fetches or (climb_s := self.climb.due_s) is None:
             return due_s
         return climb_s if due_s is None else min(due_s, climb_s)
 
@@ -85,7 +109,7 @@ class BlockManager:
     def idle(self) -> bool:
         """Whether nothing moves and nothing waits to move."""
         still = not self._moving and not self._loads and all(level.lane.empty for level in self.levels)
-        return still and (self.climb is None or self.climb.idle)
+        return still and (self.climb is None or not self._fetches or self.climb.idle)
 
     # ------------------------------------------------------------ what the engine says
 
@@ -142,7 +166,7 @@ class BlockManager:
 
         if plan.runs:
             plan = without(plan, lately_failed)
-        if self._moving and may_wait and plan.end < usable and goes_on(plan.misses):
+        if may_wait and plan.end < usable and any(mate._moving for mate in self._mates) and goes_on(plan.misses):
             landings = self._landings()
             more = continued(pieces, plan.end, usable, landings, [(body.tier, body.store) for body in bodies])
             plan = replace(plan, awaits=worth_waiting(plan.runs, more, self.rule, costs, now_s))
@@ -221,7 +245,7 @@ class BlockManager:
             level.lane.poll(now_s)
         for at in range(len(self.levels)):
             self._start(at, now_s)
-        if self.climb is not None:
+        if self.climb is not None and self._fetches:
             self._orders += self.climb.poll(now_s)
         orders, self._orders = self._orders, []
         return orders
@@ -260,9 +284,9 @@ class BlockManager:
     def lost(self, tier: Tier) -> None:
         """A tier is gone with all that it held; what comes up from it fails, what goes down to it too."""
         body = self._body(tier)
+        for each in self._moving.values():
+            each.landing.is_over |= each.landing.tier is tier
         if body.health.state is not Health.DOWN:
-            for landing in self._landings():
-                landing.is_over |= landing.tier is tier
             body.lose()
             if self.peers is not None and body is self.levels[0].body:
                 self.peers.cleared()
@@ -294,7 +318,7 @@ class BlockManager:
                 level.body.underway.remove(*run)
         for batch_id in list(self._moving):
             self.moved(batch_id, now_s, ok=False, is_tiers_fault=False)
-        if self.climb is not None:
+        if self.climb is not None and self._fetches:
             self.climb.close(now_s)
         if self.peers is not None:
             self.peers.close()
@@ -332,9 +356,17 @@ class BlockManager:
         return self.peers if of.owner is not None and self.peers is not None else self._level(of.tier).counts
 
     def _landings(self) -> list[Landing]:
-        """Stores that are running into tiers which will still be there; the fastest tier first."""
-        moving = sorted(self._moving.values(), key=lambda moving: moving.level)
+        """Stores of the worker that are running into tiers which will still be there; the fastest tier first."""
+        running = (moving for mate in self._mates for moving in mate._moving.values())
+        moving = sorted(running, key=lambda moving: moving.level)
         return [each.landing for each in moving if each.store is self.levels[each.level].body.store]
+
+    def _on_no_device(self, branch: Branch, lo: int, hi: int) -> list[Span]:
+        """The blocks of [lo, hi) that are on the device of no rank."""
+        spans = [(lo, hi)]
+        for mate in self._mates:
+            spans = [gap for a, b in spans for gap in mate._device_lacking(branch, a, b)]
+        return spans
 
     def _used(self, branch: Branch, lo: int, hi: int, now_s: float) -> None:
         if self._sketch is not None:

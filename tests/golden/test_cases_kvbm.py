@@ -324,7 +324,6 @@ def test_tenants_share_no_content(tmp_path: Path) -> None:
 
 def test_groups_that_a_block_manager_cannot_serve_are_refused_by_name(tmp_path: Path) -> None:
     for change, why in (
-        ("workers.dp=2", "it has 2 ranks"),
         ("workers.engine.prefix_caching=false", "prefix caching is off"),
         ("workers.engine.host_blocks=4", "it has a plain host tier"),
     ):

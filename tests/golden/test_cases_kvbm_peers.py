@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 from test_cases_kvbm import TIER, faults, hits
-from toy import Run, toy
+from test_cases_kvbm_roles import TIER as ROLE_TIER
+from test_cases_kvbm_roles import rows, split, worker
+from toy import CASES, Run, toy
 
 from policies.errors import TwinError
 
@@ -94,3 +96,97 @@ def test_host_memory_that_vanishes_and_damaged_blocks_of_a_peer(tmp_path: Path) 
 def test_keys_without_effect_are_said(sets: tuple[str, ...], why: str, tmp_path: Path) -> None:
     with pytest.raises(TwinError, match=why):
         toy("c20_tiers.jsonl", tmp_path / "run", *TIER, *sets, key_tokens=64)
+
+
+THROUGH = (
+    "workers.kvbm.cpu_trigger=on_complete",
+    "workers.kvbm.cpu_cache_tokens=6400",
+    "workers.kvbm.min_batch_blocks=1",
+)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    "engine",
+    [
+        ("kind=sglang", "kv_blocks=4"),
+        ("kind=trtllm", "kv_blocks=3", "capacity_policy=max_utilization"),
+        ("kind=trtllm", "kv_blocks=3"),
+        ("nextn=2", "accept_rates=1,1"),
+    ],
+    ids="-".join,
+)
+def test_whatever_schedules_reads_from_peers(engine: tuple[str, ...], ranks: int, tmp_path: Path) -> None:
+    """With two ranks, too: C20 uses one of each worker, and the last A comes to the other one of W1."""
+    sets = (*PEERS, *THROUGH, *(f"workers.engine.{each}" for each in engine), f"workers.dp={ranks}")
+    serial = "kind=sglang" not in engine
+    run = toy(
+        "c20_tiers.jsonl",
+        tmp_path / "run",
+        *TIER,
+        *sets,
+        "allow_no_effect=true",
+        workers=2,
+        serial=serial,
+        key_tokens=64,
+    )
+    assert run.ms("ttft_s") == [130, 130, 130, 2 * 1 + 2]
+    assert hits(run) == {"lookups": 8, "g2": 2, "miss_absent": 6}
+    assert run.report.meta.kvbm["peers"] == {"loaded": 2, "failed_reads": 0, "loaded_bytes": 2 * 8_388_608}
+    assert run.report.meta.tiers["loaded_blocks"] == 2
+
+
+def test_sglang_with_tiers_uses_the_host_link_of_its_topology(tmp_path: Path) -> None:
+    """Blocks that come up below the radix cache cross links.host, like those of other engines: 2 ms each."""
+    config = tmp_path / "links.toml"
+    config.write_text('[[links]]\nname = "bus"\nkind = "pcie"\nper = "worker"\nbandwidth_gb_per_s = 4.194304\n')
+    sets = (*TIER, *THROUGH, "workers.engine.kind=sglang", "workers.engine.kv_blocks=4", "workers.links.host=bus")
+    run = toy(
+        "c20_tiers.jsonl",
+        tmp_path / "run",
+        *sets,
+        "allow_no_effect=true",
+        serial=False,
+        key_tokens=64,
+        config_file=config,
+    )
+    assert run.ms("ttft_s")[3] == 2 * 2 + 2
+
+
+READING = ROLE_TIER + "peers = true\npeer_gb_per_s = 8.388608\npeer_latency_s = 0\n"
+AT_ONCE = 'first_token = "prefill"\nbandwidth_gb_per_s = 1e6'
+
+
+@pytest.mark.parametrize("leap", [True, False])
+def test_prefill_workers_read_from_each_other(leap: bool, tmp_path: Path) -> None:
+    """A on P0, B on P1, C on P0, A on P1, which reads what P0 has in host memory: 2 ms, then two tokens."""
+    prefill = worker("prefill", 3, tier=READING).replace("count = 1", "count = 2")
+    done = split(CASES / "c20_tiers.jsonl", tmp_path / "run", prefill, worker("decode", 100), table=AT_ONCE, leap=leap)
+    assert done.ms("ttft_s") == [130, 130, 130, 2 * 1 + 2]
+    assert hits(done) == {"lookups": 8, "g2": 2, "miss_absent": 6}
+    assert done.report.meta.kvbm["peers"]["loaded"] == 2
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_prefill_worker_reads_what_a_decode_worker_keeps(lost: bool, tmp_path: Path) -> None:
+    """The prompt was handed over and went down there; the prefill worker's own host memory holds one block, of B."""
+    small = READING.replace("cpu_cache_tokens = 6400", "cpu_cache_tokens = 64")
+    a, b = [1, 2, 3], [11, 12, 13]
+    trace = rows(tmp_path, (0, 130, a, 2), (1000, 130, b, 2), (2000, 130, a, 2))
+    extra = faults(tmp_path, 'kind = "tier_down"\ntier = "g2"\nworker = "decode-0"\nat_ms = 2001') if lost else ""
+    done = split(
+        trace,
+        tmp_path / "run",
+        worker("prefill", 3, tier=small),
+        worker("decode", 9, tier=READING),
+        table=AT_ONCE,
+        extra=f'[faults]\npath = "{extra.removeprefix("faults.path=")}"' if lost else "",
+    )
+    assert done.ms("ttft_s")[2] == (1 + 130 if lost else 2 * 1 + 2)
+    found = {"miss_failed": 2} if lost else {"g2": 2}
+    assert hits(done) == {"lookups": 6, "miss_absent": 4} | found
+    assert done.report.meta.kvbm["peers"] == {
+        "loaded": 2,
+        "failed_reads": 2 if lost else 0,
+        "loaded_bytes": 2 * 8_388_608,
+    }

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulate import Seen, engine_settings, simulate, trace_row
 from test_engine_against_naive import KEY_TOKENS
-from test_faults_programs import FIXED, Blow, perform
-from test_kvbm_faults import busy
+from test_faults_programs import FIXED, Blow, blows, perform
+from test_kvbm_faults import busy, tier_blows
 from test_kvbm_world import LATENCY, LINKS, returning, tiers, tight
 
 from policies.cluster.ids import Tier
@@ -21,6 +21,7 @@ from policies.router.build import build
 from policies.router.queue import QueueClass, QueueSettings
 from twin.mocker.demand import Row
 from twin.mocker.tierplan import LevelPlan, TierPlan
+from twin.mocker.world import MockWorld
 
 QUEUE = QueueSettings(
     prefill_busy_share=None,
@@ -31,7 +32,6 @@ QUEUE = QueueSettings(
     max_wait_s=None,
     classes=(QueueClass(name="all", family="default", min_tokens=0, quantum_tokens=100, order="fcfs", waits=True),),
 )
-FETCHED: list[int] = []
 
 
 @st.composite
@@ -47,6 +47,29 @@ def in_turn(draw: st.DrawFn) -> list[Row]:
         keys = [100 * (n % families) + i for i in range(draw(st.integers(4, 5)))]
         rows.append(trace_row(n, at_ms / 1e3, len(keys) * KEY_TOKENS, draw(st.integers(1, 3)), keys))
     return rows
+
+
+@st.composite
+def crowds(draw: st.DrawFn, families: tuple[int, int] = (5, 8)) -> list[Row]:
+    """Prompts of more families than devices and host memory hold, one by one at first, then all at once: most of those
+    who wait have theirs on disk or in the remote store."""
+    kinds = draw(st.integers(*families))
+    rows = []
+    at_ms = 0
+    for n in range(kinds + draw(st.integers(8, 14))):
+        at_ms += 150 if n < kinds else draw(st.sampled_from([0, 5, 20]))
+        keys = [100 * (n % kinds) + i for i in range(draw(st.integers(4, 5)))]
+        rows.append(trace_row(n, at_ms / 1e3, len(keys) * KEY_TOKENS, draw(st.integers(1, 3)), keys))
+    return rows
+
+
+def lets_in(options: dict) -> dict:
+    """The same engine with a budget for a whole prompt, so that none is refused."""
+    return options | {"max_num_batched_tokens": max(64, options["max_num_batched_tokens"])}
+
+
+ENGINES = tight().map(lets_in)
+ROUTERS = st.sampled_from(["kv", "round-robin", "least-loaded"])
 
 
 def _deep(plans: list[TierPlan]) -> bool:
@@ -87,11 +110,35 @@ def run(rows: list[Row], options: dict, plans: list[TierPlan], mode: str, *, lea
     )
 
 
-@examples(300)
-@given(st.one_of(in_turn(), returning()), tight(), fetching(), st.sampled_from(["kv", "round-robin", "least-loaded"]))
+@examples(200)
+@given(st.one_of(in_turn(), returning()), tight(), fetching(), ROUTERS)
 def test_what_is_fetched_ahead_changes_when_things_happen_and_not_what(
     rows: list[Row], options: dict, plans: list[TierPlan], mode: str
 ) -> None:
+    same_answers(rows, options, plans, mode)
+
+
+def test_much_is_fetched_and_used() -> None:
+    seen: list[tuple[int, int]] = []
+
+    @examples(80)
+    @given(crowds(), ENGINES, fetching(), ROUTERS)
+    def check(rows: list[Row], options: dict, plans: list[TierPlan], mode: str) -> None:
+        seen.append(same_answers(rows, options, plans, mode))
+
+    check()
+    mostly([fetched for fetched, _ in seen], 0.15)
+    mostly([used for _, used in seen], 0.1)
+
+
+def mostly(blocks: list[int], share: float) -> None:
+    """In so many of the runs there were any."""
+    done = sum(1 for n in blocks if n)
+    assert done >= share * len(blocks), f"in {done} of {len(blocks)} runs"
+
+
+def same_answers(rows: list[Row], options: dict, plans: list[TierPlan], mode: str) -> tuple[int, int]:
+    """Leaping and fetching change no answer; returns the blocks that were fetched, and used."""
     leapt, stepped = (run(rows, options, plans, mode, leap=leap) for leap in (True, False))
     assert leapt.sinks.requests == stepped.sinks.requests
     assert leapt.sinks.decisions == stepped.sinks.decisions
@@ -108,17 +155,11 @@ def test_what_is_fetched_ahead_changes_when_things_happen_and_not_what(
     assert all(lane.manager.idle for lane in tiers.lanes.values())
     ahead = figures["prefetch"]
     assert ahead["fetched"] == ahead["used"] + ahead["wasted"]
-    FETCHED.append(ahead["fetched"])
     without = run(rows, options, [replace(plan, prefetch=None) for plan in plans], mode, leap=True)
     assert {row: (request.made, status) for row, (request, status) in leapt.ended.items()} == {
         row: (request.made, status) for row, (request, status) in without.ended.items()
     }
-
-
-def test_something_was_fetched() -> None:
-    """In the runs above, which this one comes after."""
-    if FETCHED:
-        assert sum(1 for n in FETCHED if n) > len(FETCHED) / 50
+    return ahead["fetched"], ahead["used"]
 
 
 @examples(200)
@@ -130,14 +171,42 @@ def test_nothing_is_held_for_the_lost_when_workers_and_tiers_break(
     _same(rows, options, plans, program, mode)
 
 
-def _same(rows: list[Row], options: dict, plans: list[TierPlan], program: list[Blow], mode: str) -> None:
+def test_much_is_fetched_while_workers_and_tiers_break() -> None:
+    fetched: list[int] = []
+
+    @examples(80)
+    @given(crowds(), ENGINES, fetching(), blows(ties=True), tier_blows(), st.sampled_from(["kv", "round-robin"]))
+    def check(
+        rows: list[Row], options: dict, plans: list[TierPlan], program: list[Blow], more: list[Blow], mode: str
+    ) -> None:
+        late = [replace(blow, at_ms=blow.at_ms + 600) for blow in (*program, *more)]  # when many wait
+        fetched.append(_same(rows, options, plans, late, mode))
+
+    check()
+    mostly(fetched, 0.1)
+
+
+def _same(rows: list[Row], options: dict, plans: list[TierPlan], program: list[Blow], mode: str) -> int:
+    worlds: list[MockWorld] = []
     engine = engine_settings(**options | {"prefix_caching": True}, tiers=True)
     leapt, stepped = (
         perform(
-            rows, program, replace(engine, leap=leap), FIXED, mode, workers=2, tiers=plans, links=LINKS, queue=QUEUE
+            rows,
+            program,
+            replace(engine, leap=leap),
+            FIXED,
+            mode,
+            workers=2,
+            tiers=plans,
+            links=LINKS,
+            queue=QUEUE,
+            before=lambda world, _: worlds.append(world),
         )
         for leap in (True, False)
     )
     assert leapt[0].requests == stepped[0].requests
     assert leapt[0].decisions == stepped[0].decisions
     assert leapt[1].events == stepped[1].events
+    block_tiers = worlds[0].block_tiers
+    assert block_tiers is not None
+    return int(block_tiers.figures()["prefetch"]["fetched"])

@@ -20,9 +20,12 @@ from policies.kvbm.look_up import Rule
 from policies.kvbm.tiers import TierSpec
 from policies.router.build import build
 from policies.router.kv import Kv
+from twin.engine.below import Below
 from twin.engine.tiered import TieredEngine
+from twin.engine.tiered_ranks import TieredRankedEngine
 from twin.mocker.demand import Row
 from twin.mocker.tierplan import LevelPlan, TierPlan
+from twin.mocker.worker import MockWorker
 from twin.mocker.world import MockWorld
 from twin.perf.fixed import FixedLatency
 from twin.perf.links import FAIR, FIFO, Link
@@ -159,11 +162,19 @@ def nothing_is_left(world: MockWorld) -> None:
     for worker in world.workers.values():
         if worker.down:
             continue
-        below = worker.engine.below  # type: ignore[attr-defined]
-        assert below.is_quiet, "something was begun and never taken up"
-        assert below.manager.idle, "everything that was to move has moved"
-        for level in below.manager.levels:
-            assert not level.body.underway.blocks
+        for below in belows(worker):
+            assert below.is_quiet, "something was begun and never taken up"
+            assert below.manager.idle, "everything that was to move has moved"
+            for level in below.manager.levels:
+                assert not level.body.underway.blocks
+
+
+def belows(worker: MockWorker) -> list[Below]:
+    """What lies below the device of each rank."""
+    engine = worker.engine
+    if isinstance(engine, TieredRankedEngine):
+        return [rank.below for rank in engine.tiered]
+    return [engine.below]  # type: ignore[attr-defined]
 
 
 @examples(300)

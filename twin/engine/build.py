@@ -39,9 +39,11 @@ def build_engine(
     kind = _kind(settings)
     if settings.ranks == 1:
         return kind(settings, parts)
-    from twin.engine.ranks import RankedEngine
-
-    return RankedEngine(
+    if settings.tiers:
+        from twin.engine.tiered_ranks import TieredRankedEngine as Ranks
+    else:
+        from twin.engine.ranks import RankedEngine as Ranks  # type: ignore[assignment]
+    return Ranks(
         lambda rows: kind(settings, replace(parts, record=rows)),
         settings.ranks,
         interval=settings.prefill_interval,

@@ -87,7 +87,7 @@ class LoadingEngine(VllmEngine):
     def _may_load(self, seq: Sequence) -> bool:
         """Whether blocks may come up for the head of waiting: not for more requests than there are free slots."""
         slots = self.settings.max_num_seqs - len(self.running)
-        return seq.phase is Phase.WAITING and len(self._loads) < slots
+        return seq.phase is Phase.WAITING and len(self._loads) < slots and not self._is_shut
 
     def _plan_stuck(self, step: StepPlan) -> StepPlan | None:
         """Nothing runs that could make room for the head of waiting: whoever has been loaded holds blocks already and

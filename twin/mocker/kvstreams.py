@@ -165,13 +165,17 @@ class EngineNews(News):
         """Whoever registers anew is asked for all that it has, and says so then."""
 
     def _tell_stream(self, worker_id: WorkerId, tier: Tier, made: Callable[[Stream, float], Sequence[KvEvent]]) -> None:
-        worker, stream = self._world.workers.get(worker_id), self._streams.get(RankId(worker_id, 0))
-        if worker is None or stream is None:
-            return
-        if tier is not Tier.G4_REMOTE and self._is_silent(worker.up.role):
+        """Each rank tells of its worker's own tiers, since what stands before their blocks may be on its device alone;
+        what all workers share is told once."""
+        worker = self._world.workers.get(worker_id)
+        if worker is None or (tier is not Tier.G4_REMOTE and self._is_silent(worker.up.role)):
             return
         lag_s, upset = self._way(worker_id)
-        self._send(worker, made(stream, lag_s), lag_s, upset)
+        ranks = 1 if tier is Tier.G4_REMOTE or not self._ranks_apart else worker.engine.settings.ranks
+        for n in range(ranks):
+            stream = self._streams.get(RankId(worker_id, n))
+            if stream is not None:
+                self._send(worker, made(stream, lag_s), lag_s, upset)
 
     def _stored(self, stream: Stream, runs: Iterable[BlockRun], tier: Tier, lag_s: float) -> Iterator[KvEvent]:
         """One event for each stretch of blocks that stand below each other."""

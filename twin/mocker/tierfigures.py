@@ -43,7 +43,7 @@ def figures(
     shares = dict.fromkeys(level.body for manager in managers for level in manager.levels if level.body.shares)
     if shares:
         more["tenants"] = _tenants(shares)
-    views = [manager.peers for manager in managers if manager.peers is not None]
+    views = dict.fromkeys(manager.peers for manager in managers if manager.peers is not None)  # ranks share one
     if views:
         loaded_bytes = sum(view.loaded * view.spec.block_bytes for view in views)
         counts = {name: sum(getattr(view, name) for view in views) for name in ("loaded", "failed_reads")}
@@ -53,7 +53,7 @@ def figures(
             "loads": sum(overlap.loads for overlap in overlaps),
             "overlap_s": round(sum(overlap.saved_s for overlap in overlaps), 9),
         }
-    climbs = [manager.climb for manager in managers if manager.climb is not None]
+    climbs = dict.fromkeys(manager.climb for manager in managers if manager.climb is not None)
     if climbs:
         more["prefetch"] = {
             name: sum(getattr(climb, f"{name}_blocks") for climb in climbs) for name in ("fetched", "used", "wasted")

@@ -1,4 +1,5 @@
-"""The tiers of one simulated worker: its block manager, the batches that go down over links, what faults do to it.
+"""The tiers of one simulated worker, or of one of its ranks: its block manager, the batches that go down over links,
+what faults do to it.
 
 The manager decides, this carries out; what comes up is in `tierloads`. It calls the manager with the run's time, and
 comes back when the manager wants to be seen to.
@@ -36,12 +37,21 @@ _SKETCH_BLOCKS = 1 << 20
 
 
 class TierLane:
-    """What crosses the links for one worker: loads that its engine begins, batches that its manager sends down."""
+    """What crosses the links for one worker: loads that its engine begins, batches that its manager sends down.
 
-    def __init__(self, tiers: Tiers, worker_id: WorkerId, plan: TierPlan, engine: Tiered) -> None:
+    Of a worker with several ranks each has one, over tiers that they have in common; `first` is that of rank 0.
+    """
+
+    def __init__(
+        self, tiers: Tiers, worker_id: WorkerId, plan: TierPlan, engine: Tiered, *, first: TierLane | None = None
+    ) -> None:
         self._tiers = tiers
         self.worker_id = worker_id
         self._plan = plan
+        self._first = first
+        self.ranks: list[TierLane] = [] if first is None else first.ranks
+        rank = len(self.ranks)
+        self.ranks.append(self)
         self._by_tier = {level.spec.tier: level for level in plan.levels}
         self._moving: dict[int, Transfer] = {}
         self._fetching: dict[int, Transfer] = {}
@@ -49,11 +59,17 @@ class TierLane:
         self.closed = False
         self.engine = engine
         self.manager = engine.attach(self._make)
-        self.loads = Loads(tiers, worker_id, self.manager, self._by_tier, self.attend)
+        host = self._by_tier.get(Tier.G2_HOST)
+        self.host_key = host.shared_key if host is not None else None
+        tiers.joined(self)
+        ranks = engine.settings.ranks
+        self.loads = Loads(tiers, worker_id, self.manager, self._by_tier, self.attend, rank=rank, ranks=ranks)
         if self.manager.climb is not None or plan.quota_blocks is not None:
             engine.below.on_submit = self._on_submit
 
     def _make(self, lacking: Lacking) -> BlockManager:
+        if self._first is not None:
+            return self._first.manager.beside(lacking)
         plan = self._plan
         made: list[Sketch] = []
 
@@ -61,7 +77,8 @@ class TierLane:
             if not made:
                 blocks = [level.spec.capacity_blocks for level in plan.levels]
                 limited = [n for n in blocks if n != UNLIMITED_BLOCKS]
-                made.append(Sketch(min(sum(limited) + self.engine.settings.blocks, _SKETCH_BLOCKS)))
+                own = self.engine.settings.blocks * self.engine.settings.ranks
+                made.append(Sketch(min(sum(limited) + own, _SKETCH_BLOCKS)))
             return made[0]
 
         settings = KvSettings(
@@ -110,10 +127,17 @@ class TierLane:
     # ------------------------------------------------------------ down
 
     def attend(self) -> None:
-        """See to what the manager wants now, and come back when it wants to be seen to."""
+        """See to what managers want now, and come back when they want to be seen to: ranks in their order, whichever it
+        was that something happened to, so that it does not matter which of several timers of an instant comes first."""
+        for lane in self.ranks:
+            lane._attend()
+
+    def _attend(self) -> None:
         if self.closed:
             return
         now_s = self._tiers.clock.now
+        if self._armed_s is not None and not_before(self._armed_s) == now_s:
+            return  # its timer comes at this very instant: it must not matter whether a step ends here too
         for order in self.manager.poll(now_s):
             if isinstance(order, Offload):
                 level = self._by_tier[order.target]
@@ -126,9 +150,11 @@ class TierLane:
             elif isinstance(order, Prefetch):
                 self._fetch(order)
             elif isinstance(order, PublishKv):
-                self._tiers.listener.tier_changed(self.worker_id, order.change)
+                for worker_id in self._tiers.owners_of(self, order.change.tier):
+                    self._tiers.listener.tier_changed(worker_id, order.change)
             else:
-                self._tiers.listener.tier_cleared(self.worker_id, order.tier)
+                for worker_id in self._tiers.owners_of(self, order.tier):
+                    self._tiers.listener.tier_cleared(worker_id, order.tier)
         due_s = self.manager.due_s
         if due_s is not None and (self._armed_s is None or due_s < self._armed_s):
             self._arm(due_s)
@@ -162,7 +188,8 @@ class TierLane:
         del self._moving[batch_id]
         self.manager.moved(batch_id, self._tiers.clock.now)
         self.attend()
-        self.loads.landed()
+        for lane in self.ranks:
+            lane.loads.landed()
 
     # ------------------------------------------------------------ faults
 
@@ -175,6 +202,7 @@ class TierLane:
             transfer.cancel()
         self.loads.close()
         self.manager.close(self._tiers.clock.now)
+        self._tiers.closed(self)
         self._tiers.peer_lost(self.worker_id)
 
     def break_tier(self, tier: Tier, how: str, rate: float | None) -> None:
@@ -184,11 +212,14 @@ class TierLane:
         elif how == "tier_corrupt":
             self.loads.bad_rate[tier] = rate or 0.0
         else:
-            self.manager.lost(tier)
-            self.loads.lose(tier)
+            sharing = self._tiers.sharing(self, tier)
+            for lane in sharing:
+                lane.manager.lost(tier)
+                lane.loads.lose(tier)
             if tier is Tier.G2_HOST:
                 self._tiers.peer_lost(self.worker_id)
-            self.attend()
+            for lane in sharing:
+                lane.attend()
 
     def mend_tier(self, tier: Tier, how: str) -> None:
         """It is over; a tier that was down is empty."""

@@ -79,8 +79,8 @@ class Landings:
 
 
 class Loads:
-    """The loads of one worker. `attend` is called when one is over: its sources may be evicted again. `bad_rate` is the
-    share of blocks that a tier hands out damaged."""
+    """The loads of one worker, or of one `rank` of several. `attend` is called when one is over: its sources may be
+    evicted again. `bad_rate` is the share of blocks that a tier hands out damaged."""
 
     def __init__(
         self,
@@ -89,12 +89,17 @@ class Loads:
         manager: BlockManager,
         levels: dict[Tier, LevelPlan],
         attend: Callable[[], None],
+        *,
+        rank: int = 0,
+        ranks: int = 1,
     ) -> None:
         self._tiers = tiers
         self._worker_id = worker_id
         self._manager = manager
         self._levels = levels
         self._attend = attend
+        self._rank = rank
+        self._ranks = ranks
         self._under_way: dict[Loading, None] = {}
         self._waits: dict[Landings, None] = {}
         self._deadline = False  # one is on the clock
@@ -176,7 +181,7 @@ class Loads:
 
     def _hop(self, loading: Loading, at: int, leg: Leg, hop: int) -> None:
         if leg.owner is not None:
-            lanes, setup_s = self._tiers.peers.way(self._worker_id, leg.owner)
+            lanes, setup_s = self._tiers.peers.way(self._worker_id, leg.owner, rank=self._rank, ranks=self._ranks)
             hops = [(lanes, leg.bytes)]
         else:
             level = self._levels[leg.tier]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from policies.cluster.ids import WorkerId
 from policies.kvbm.level import TierBody
 from policies.kvbm.peers import PeerMemory, PeerView
-from twin.mocker.tierplan import Lanes, PeerPlan, joined
+from twin.mocker.tierplan import Lanes, PeerPlan, joined, share
 
 
 class TierPeers:
@@ -23,8 +23,9 @@ class TierPeers:
         self._plans[worker_id] = plan
         return PeerView(self.memory, worker_id, body, plan.spec, plan.layout)
 
-    def way(self, reader: WorkerId, owner: WorkerId) -> tuple[Lanes, float]:
-        """The lanes of a read, out of one worker and into the other up to its device, and what passes before its first
-        byte."""
+    def way(self, reader: WorkerId, owner: WorkerId, *, rank: int = 0, ranks: int = 1) -> tuple[Lanes, float]:
+        """The lanes of a read, out of one worker and into the other up to the device of one of its ranks, and what
+        passes before its first byte."""
         mine = self._plans[reader]
-        return joined(joined(self._plans[owner].out, mine.into), mine.up), mine.spec.latency_s
+        into, up = share(mine.into, rank, ranks), share(mine.up, rank, ranks)
+        return joined(joined(self._plans[owner].out, into), up), mine.spec.latency_s

@@ -6,8 +6,9 @@ Plain values that a configuration or a test makes; nothing here runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 
+from policies.cluster.ids import Tier
 from policies.frozen import frozen
 from policies.kvbm.build import NO_PLUGINS, KvSettings
 from policies.kvbm.consolidate import PER_TIER
@@ -24,7 +25,7 @@ Lanes = tuple[tuple[str, ...], ...]
 class LevelPlan:
     """One tier of one worker: sizes, policies by name, and the lanes that blocks cross. `hops` are the ways up, one
     after another, or `piped`: one block on the second while the next is on the first. A shared tier is the same one for
-    all whose plan has that `shared_key`."""
+    all whose plan has that `shared_key`; host memory with one is that of a node, and as long there as any of them."""
 
     spec: TierSpec
     offload: str
@@ -64,6 +65,31 @@ class TierPlan:
     peers: PeerPlan | None = None
     events: str = PER_TIER
     plugins: Mapping[str, Callable[[KvSettings], object]] = field(default_factory=lambda: NO_PLUGINS)
+
+    @property
+    def shares_host(self) -> bool:
+        """Whether its host memory is that of a node."""
+        return any(level.spec.tier is Tier.G2_HOST and level.shared_key is not None for level in self.levels)
+
+
+def of_rank(plan: TierPlan, rank: int, ranks: int) -> TierPlan:
+    """The plan of one of several ranks of a worker: the same tiers, over the lanes of its own GPUs."""
+    levels = tuple(
+        replace(
+            level,
+            down=share(level.down, rank, ranks),
+            hops=tuple(share(hop, rank, ranks) for hop in level.hops),
+        )
+        for level in plan.levels
+    )
+    return replace(plan, levels=levels)
+
+
+def share(lanes: Lanes, rank: int, ranks: int) -> Lanes:
+    """The lanes of one of several ranks, each of which has as many GPUs; all of them where ranks have none of their
+    own."""
+    size, rest = divmod(len(lanes), ranks)
+    return lanes if rest else lanes[rank * size : (rank + 1) * size]
 
 
 def joined(one: Lanes, many: Lanes) -> Lanes:

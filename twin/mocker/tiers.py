@@ -7,7 +7,7 @@ It decides nothing: each worker's block manager does (`tierlane`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from policies.cluster.blocks import BlockPath
 from policies.cluster.ids import RequestId, Tier, WorkerId
@@ -17,12 +17,17 @@ from policies.kvbm.consolidate import Change
 from policies.kvbm.level import TierBody
 from policies.kvbm.owners import Owners, Shares
 from twin.engine.below import Tiered
+from twin.engine.tiered_ranks import TieredRankedEngine
 from twin.mocker.clock import Clock
 from twin.mocker.links import Network
+from twin.mocker.ranklanes import RankLanes
 from twin.mocker.tierfigures import figures
 from twin.mocker.tierlane import TierLane
 from twin.mocker.tierpeers import TierPeers
 from twin.mocker.tierplan import LevelPlan, TierPlan
+
+Lanes: TypeAlias = TierLane | RankLanes
+"""What a worker has, of one rank or of several."""
 
 
 class Listener(Protocol):
@@ -34,7 +39,7 @@ class Listener(Protocol):
 
 
 class Tiers:
-    """The tiers of a run: one `TierLane` for each worker that has any, and what they share. `seed` is the run's."""
+    """The tiers of a run: the lanes of each worker that has any, and what they share. `seed` is the run's."""
 
     def __init__(
         self,
@@ -48,22 +53,26 @@ class Tiers:
         self.clock = clock
         self.network = network
         self.listener = listener
-        self.lanes: dict[WorkerId, TierLane] = {}
+        self.lanes: dict[WorkerId, Lanes] = {}
         self.seed = seed
         self.tenant_of = tenant_of
         self.owners = Owners()
         self.peers = TierPeers()
         self._shared: dict[str, TierBody] = {}
+        self._nodes: dict[str, dict[TierLane, None]] = {}  # lanes that have host memory in common
         self._past: list[TierLane] = []  # of workers that are gone
-        self._fetching: dict[RequestId, TierLane] = {}  # where blocks are fetched for requests that wait
+        self._fetching: dict[RequestId, Lanes] = {}  # where blocks are fetched for requests that wait
 
-    def lane(self, worker_id: WorkerId, plan: TierPlan, engine: Tiered) -> TierLane:
+    def lane(self, worker_id: WorkerId, plan: TierPlan, engine: Tiered | TieredRankedEngine) -> Lanes:
         """The tiers of a worker that comes up; those that only it had before are empty again."""
         old = self.lanes.get(worker_id)
         if old is not None:
-            self._past.append(old)
-        lane = self.lanes[worker_id] = TierLane(self, worker_id, plan, engine)
-        return lane
+            self._past += old.ranks
+        if isinstance(engine, TieredRankedEngine):
+            self.lanes[worker_id] = RankLanes(self, worker_id, plan, engine)
+        else:
+            self.lanes[worker_id] = TierLane(self, worker_id, plan, engine)
+        return self.lanes[worker_id]
 
     def body(
         self, plan: LevelPlan, settings: KvSettings, plugins: Mapping[str, Callable[[KvSettings], object]]
@@ -78,15 +87,45 @@ class Tiers:
             self._shared[plan.shared_key] = body
         return body
 
+    # ------------------------------------------------------------ host memory of a node
+
+    def joined(self, lane: TierLane) -> None:
+        """A lane is there; others may have its host memory in common."""
+        if lane.host_key is not None:
+            self._nodes.setdefault(lane.host_key, {})[lane] = None
+
+    def closed(self, lane: TierLane) -> None:
+        """A lane is there no longer, and the memory of its node neither when it was the last one."""
+        if lane.host_key is not None:
+            lanes = self._nodes[lane.host_key]
+            del lanes[lane]
+            if not lanes:
+                del self._nodes[lane.host_key]
+                del self._shared[lane.host_key]
+
+    def sharing(self, lane: TierLane, tier: Tier) -> list[TierLane]:
+        """The lanes that have a lane's own tier in common, which is one of them."""
+        is_nodes = tier is Tier.G2_HOST and lane.host_key is not None
+        return list(self._nodes[lane.host_key]) if is_nodes and lane.host_key is not None else [lane]
+
+    def owners_of(self, lane: TierLane, tier: Tier) -> list[WorkerId]:
+        """The workers that have such a tier in common: each tells of it."""
+        return list(dict.fromkeys(each.worker_id for each in self.sharing(lane, tier)))
+
     @property
-    def up(self) -> dict[WorkerId, TierLane]:
+    def up(self) -> dict[WorkerId, Lanes]:
         """The tiers of workers that are there, by worker."""
         return {worker_id: lane for worker_id, lane in sorted(self.lanes.items()) if not lane.closed}
 
     @property
     def idle_timers(self) -> int:
         """Deadlines on the clock that wait for no load any more."""
-        return sum(lane.loads.has_idle_deadline for lane in (*self._past, *self.lanes.values()))
+        return sum(lane.loads.has_idle_deadline for lane in self._all)
+
+    @property
+    def _all(self) -> list[TierLane]:
+        """Every lane there has been, rank by rank."""
+        return [*self._past, *(each for lane in self.lanes.values() for each in lane.ranks)]
 
     def tell_all(self, worker_id: WorkerId) -> None:
         """Say what the tiers of a worker hold."""
@@ -101,7 +140,8 @@ class Tiers:
     def peer_lost(self, worker_id: WorkerId) -> None:
         """The host memory of a worker is gone: who reads it reads nothing more."""
         for lane in self.up.values() if len(self.lanes) > 1 else ():
-            lane.loads.lose_peer(worker_id)
+            for each in lane.ranks:
+                each.loads.lose_peer(worker_id)
 
     # ------------------------------------------------------------ requests that wait in the router
 
@@ -147,28 +187,27 @@ class Tiers:
 
     def without_effect(self) -> Iterator[str]:
         """Settings that changed nothing in this run."""
-        lanes = (*self._past, *self.lanes.values())
-        if any(lane.has_quota for lane in lanes) and not self.owners.known:
+        if any(lane.has_quota for lane in self._all) and not self.owners.known:
             yield "workers.kvbm.tenant_quota_tokens has no effect: no row of the trace names its tenant"
 
     def audit(self) -> None:
         """Blocks add up in every tier. Raises InvariantError."""
         for lane in self.lanes.values():
-            lane.manager.audit()
+            lane.manager.audit()  # ranks have their tiers in common
 
     def hit_blocks(self) -> dict[str, int]:
         """Full prompt blocks at first admissions, by the tier where they were found, and blocks that came up."""
-        lanes = [*self._past, *self.lanes.values()]
+        lanes = self._all
         found = {"lookup_blocks": sum(lane.engine.hits.lookups for lane in lanes)}
         for tier in Tier:
             found[f"{tier.value}_hit_blocks"] = sum(lane.engine.hits.hits[tier] for lane in lanes)
         loaded = (level.counts.loaded for lane in lanes for level in lane.manager.levels)
-        views = (lane.manager.peers for lane in lanes)
+        views = dict.fromkeys(lane.manager.peers for lane in lanes)  # ranks share one
         return found | {"loaded_blocks": sum(loaded) + sum(view.loaded for view in views if view is not None)}
 
     def figures(self) -> dict[str, Any]:
         """What the report says of tiers, over all workers: hits by class, what each edge did, ages of blocks."""
-        lanes = [*self._past, *self.lanes.values()]
+        lanes = self._all
         overlaps = [lane.engine.below.overlap for lane in lanes]
         return figures(
             [lane.engine.hits for lane in lanes],
@@ -177,5 +216,5 @@ class Tiers:
         )
 
 
-def _by_reach(found: tuple[TierLane, Reach]) -> tuple[int, int]:
+def _by_reach(found: tuple[Lanes, Reach]) -> tuple[int, int]:
     return found[1].blocks, found[1].near

@@ -648,7 +648,12 @@ class MockWorld:
         )
         lane = self._host_lane(spec, engine)
         self.workers[spec.worker_id] = MockWorker(self.clock, engine, up, self._on_step, self.news.watch, lane)
+        finds_blocks = spec.tiers is not None and spec.tiers.shares_host  # those that others of its node have stored
+        if finds_blocks:
+            self.news.start_over(self.workers[spec.worker_id])
         self.post(up)
+        if finds_blocks:
+            self.news.tell_all(self.workers[spec.worker_id])
 
     def _host_lane(self, spec: WorkerSpec, engine: Engine) -> HostLane | None:
         """What its loads from lower tiers cross."""
