@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from reports.bars import Bars
 
 TIERS: Final = {"g1": "device", "g2": "host memory", "g3": "disk", "g4": "remote store"}
+PEERS: Final = "other workers"
 _MISSES: Final = {
     "absent": "nobody had",
     "hole": "behind a gap",
@@ -28,12 +29,13 @@ _TROUBLES: Final = ("failed_reads", "failed_writes", "dropped", "skipped")
 
 _COLOURS: Final = {"g1": 0, "g2": 2, "g3": 1, "g4": 3}
 _BOUND_COLOUR: Final = 5
+_PEERS_COLOUR: Final = 4
 
 Counts = Mapping[str, int]
 
 
 def tier_lines(kvbm: Mapping[str, object]) -> Iterator[str]:
-    """One line of look-ups, one of misses, one for each tier."""
+    """One line of look-ups, one of misses, one for each tier and for other workers' host memory."""
     hits = _counts(kvbm.get("hits"))
     if not hits:
         return
@@ -48,6 +50,9 @@ def tier_lines(kvbm: Mapping[str, object]) -> Iterator[str]:
     edges = kvbm.get("edges")
     for tier, edge in edges.items() if isinstance(edges, Mapping) else ():
         yield f"{TIERS.get(tier, tier)}: {_edge(_counts(edge))}"
+    peers = _counts(kvbm.get("peers"))
+    if peers:
+        yield f"{PEERS}: {_read(peers)}"
     fetched = _counts(kvbm.get("prefetch"))
     if fetched:
         figures = (text.count(fetched.get(name, 0)) for name in ("fetched", "used", "wasted"))
@@ -93,12 +98,15 @@ def _hit_bars(report: Report) -> Bars:
 
 
 def _moved(report: Report) -> Iterator[tuple[str, int, int]]:
-    """What went down to each tier and came up from it: label, bytes, colour."""
+    """What went down to each tier and came up from it, and from other workers: label, bytes, colour."""
     edges = _edges(report)
     for tier, edge in edges.items():
         name, colour = TIERS.get(tier, tier), _COLOURS.get(tier, _BOUND_COLOUR)
         yield f"down to {name}", edge.get("stored_bytes", 0), colour
         yield f"up from {name}", edge.get("loaded_bytes", 0), colour
+    peers = _counts(report.meta.kvbm.get("peers"))
+    if peers:
+        yield f"up from {PEERS}", peers.get("loaded_bytes", 0), _PEERS_COLOUR
     if not edges:  # a plain host tier of the engine: loads are known where they cross a link, what goes down is not
         yield f"up from {TIERS['g2']}", report.meta.moved_bytes.get("host", 0), _COLOURS["g2"]
 
@@ -108,7 +116,7 @@ def _moved_bars(moved: Sequence[tuple[str, int, int]]) -> Bars:
 
     return Bars(
         title="Bytes moved between tiers",
-        note="down: stored in a tier; up: loaded from it to a device",
+        note="down: stored in a tier; up: loaded from it to a device, read in vain included",
         rows=[
             Row(label=label, parts=[Part(label=label, value=n, colour=colour, says=_bytes(n))], says=_bytes(n))
             for label, n, colour in moved
@@ -133,6 +141,13 @@ def _edge(edge: Counts) -> str:
     )
     troubles = [f"{text.count(edge[name])} {name.replace('_', ' ')}" for name in _TROUBLES if edge.get(name)]
     return f"{line}; {', '.join(troubles)}" if troubles else line
+
+
+def _read(peers: Counts) -> str:
+    """What came from host memory of other workers."""
+    line = f"{text.large(peers.get('loaded_bytes', 0))}B up in {text.counted(peers.get('loaded', 0), 'block')}"
+    failed = peers.get("failed_reads", 0)
+    return f"{line}; {text.count(failed)} failed reads" if failed else line
 
 
 def _counts(value: object) -> Counts:

@@ -75,6 +75,13 @@ def test_bytes_of_each_tier_and_way_are_on_one_scale(plain: tuple[Path, Report])
     assert [round(width, 2) for _, _, width in drawn(moved)] == [1.0, 0.25, 0.5, 0.0]
 
 
+def test_bytes_from_other_workers_are_a_row_of_their_own(plain: tuple[Path, Report]) -> None:
+    report = with_tiers(plain[1], g2_stored=4_000_000)
+    kvbm = report.meta.kvbm | {"peers": {"loaded": 2, "failed_reads": 0, "loaded_bytes": 2_000_000}}  # type: ignore[operator]
+    _, moved = tier_bars(replace(report, meta=replace(report.meta, kvbm=kvbm)))
+    assert (moved.rows[-1].label, moved.rows[-1].says) == ("up from other workers", "2 MB")
+
+
 def test_a_plain_host_tier_shows_what_came_up_over_a_link(plain: tuple[Path, Report]) -> None:
     report = plain[1]
     tiers = {"lookup_blocks": 1000, "g1_hit_blocks": 100, "g2_hit_blocks": 60, "loaded_blocks": 60}

@@ -23,3 +23,14 @@ def test_a_run_without_tiers_says_nothing_and_one_that_found_nothing_says_so() -
         "found nothing of 0 blocks (first admissions)",
         "host memory: 2 MB down in 3 transfers, 1 kB up, 4 blocks evicted",
     ]
+
+
+def test_what_was_read_of_other_workers_stands_in_a_line_of_its_own() -> None:
+    kvbm = {
+        "hits": {"lookups": 10, "g2": 3},
+        "edges": {},
+        "peers": {"loaded": 3, "failed_reads": 0, "loaded_bytes": 6000},
+    }
+    assert list(tier_lines(kvbm))[-1] == "other workers: 6 kB up in 3 blocks"
+    kvbm["peers"] = {"loaded": 1, "failed_reads": 2, "loaded_bytes": 1000}
+    assert list(tier_lines(kvbm))[-1] == "other workers: 1 kB up in 1 block; 2 failed reads"
