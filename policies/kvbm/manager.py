@@ -7,7 +7,7 @@ copied are not evicted. Device blocks are the engine's: the manager hears of the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from policies.cluster.blocks import BlockRun, Branch
@@ -37,7 +37,8 @@ from policies.kvbm.tiers import TierSpec
 class BlockManager:
     """`levels` are the tiers below the device, fastest first. `device_lacking` says which blocks are not on the device;
     `sketch`, where a filter or an eviction order counts uses, is kept here; `peers` lets it read host memory of others,
-    and them read its own."""
+    and them read its own. `load_s` says how long these legs take side by side when nothing else moves, over all that
+    they cross (None: as the tiers themselves say)."""
 
     def __init__(
         self,
@@ -49,8 +50,10 @@ class BlockManager:
         prefetch: PrefetchLimits | None = None,
         owners: Owners | None = None,
         peers: PeerView | None = None,
+        load_s: Callable[[Sequence[Leg]], float] | None = None,
     ) -> None:
         self.levels = tuple(levels)
+        self._load_s = load_s
         self.rule = rule
         self._device_lacking = device_lacking
         self._sketch = sketch
@@ -76,7 +79,9 @@ class BlockManager:
                 most_blocks=self.levels[0].lane.rules.max_blocks,
             )
 
-    def beside(self, device_lacking: Lacking) -> BlockManager:
+    def beside(
+        self, device_lacking: Lacking, *, load_s: Callable[[Sequence[Leg]], float] | None = None
+    ) -> BlockManager:
         """The manager of another rank of the same worker: another device and other lanes over the same tiers. They have
         their filters and counts of uses, reads of peers and prefetches in common; this one sees to the latter."""
         levels = [
@@ -90,7 +95,13 @@ class BlockManager:
             for level in self.levels
         ]
         other = BlockManager(
-            levels, device_lacking, rule=self.rule, sketch=self._sketch, owners=self._owners, peers=self.peers
+            levels,
+            device_lacking,
+            rule=self.rule,
+            sketch=self._sketch,
+            owners=self._owners,
+            peers=self.peers,
+            load_s=load_s,
         )
         other.climb = self.climb
         other._mates = self._mates
@@ -174,6 +185,8 @@ class BlockManager:
 
     def alone_s(self, runs: Sequence[TierRun]) -> float:
         """How long it takes to load these runs, side by side, when nothing else moves."""
+        if self._load_s is not None:
+            return self._load_s([self._leg(run) for run in runs])
         blocks: dict[TierSpec, int] = {}
         for run in runs:
             spec = self._spec(run)
@@ -191,7 +204,7 @@ class BlockManager:
             for stretch, lo, hi in held:
                 stretch.reuses += 1
                 self.age_at_hit.add(now_s - stretch.since_s, hi - lo)
-            legs.append(Leg(run.tier, run.hi - run.lo, (run.hi - run.lo) * self._spec(run).block_bytes, run.owner))
+            legs.append(self._leg(run))
             holds.append(held)
             stores.append(store)
             if self.climb is not None and request_id is not None and store is self.levels[0].body.store:
@@ -346,6 +359,9 @@ class BlockManager:
 
     def _spec(self, run: TierRun) -> TierSpec:
         return self.peers.spec if run.owner is not None and self.peers is not None else self._body(run.tier).spec
+
+    def _leg(self, run: TierRun) -> Leg:
+        return Leg(run.tier, run.hi - run.lo, (run.hi - run.lo) * self._spec(run).block_bytes, run.owner)
 
     def _negative(self, run: TierRun) -> NegativeCache:
         return (

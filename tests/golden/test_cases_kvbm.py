@@ -416,3 +416,43 @@ def test_groups_that_share_a_tier_must_be_able_to_read_it(tmp_path: Path) -> Non
 
 def run_config(trace: Path, out: Path, config: Path) -> None:
     run(trace, out, config_file=config)
+
+
+SLOW_SECOND_HOP = (
+    *DEVICE,
+    "workers.kvbm.disk_cache_tokens=256",
+    "workers.kvbm.block_bytes=8388608",
+    "workers.kvbm.disk_gb_per_s=16.777216",
+    "workers.kvbm.cpu_gb_per_s=0.08388608",
+    "workers.kvbm.disk_latency_s=0",
+    "workers.kvbm.disk_offload=presence",
+    "workers.kvbm.disk_trigger=on_evict",
+)
+"""A block takes half a millisecond from disk to host memory, and 100 ms from there to the device."""
+
+
+@pytest.mark.parametrize(("path", "load_ms"), [("direct", 200), ("bounce", 201), ("piped", 200.5)])
+def test_who_compares_times_counts_every_hop_of_a_load(path: str, load_ms: float, tmp_path: Path) -> None:
+    """128 tokens are computed in 128 ms: sooner than two blocks cross both hops, later than they cross the first."""
+    sets = (*SLOW_SECOND_HOP, f"workers.kvbm.disk_path={path}")
+    always = toy("c20_tiers.jsonl", tmp_path / "always", *sets, key_tokens=64)
+    assert always.ms("ttft_s")[3] == load_ms + 2
+    faster = toy("c20_tiers.jsonl", tmp_path / "faster", *sets, "workers.kvbm.onboard=faster", key_tokens=64)
+    assert faster.ms("ttft_s") == [130, 130, 130, 130]
+    assert hits(faster) == {"lookups": 8, "miss_absent": 6, "miss_slower": 2}
+    for deadline_ms, ttft_ms in ((load_ms - 1, 130), (load_ms + 1, load_ms + 2)):
+        onboard = ("workers.kvbm.onboard=deadline", f"workers.kvbm.onboard_deadline_s={deadline_ms / 1e3}")
+        late = toy("c20_tiers.jsonl", tmp_path / f"{deadline_ms:g}", *sets, *onboard, key_tokens=64)
+        assert late.ms("ttft_s")[3] == ttft_ms
+
+
+def test_who_compares_times_counts_with_the_bandwidth_of_now(tmp_path: Path) -> None:
+    """A fault leaves the host link a hundredth: loading takes 100 ms a block, computing 64. Later it is whole again."""
+    others = [(1000, 130, [11, 12, 13], 1), (3000, 130, [11, 12, 13], 1)]
+    again = [(2000, 130, [1, 2, 3], 1), (4000, 130, [1, 2, 3], 1)]
+    trace = rows(tmp_path, (0, 130, [1, 2, 3], 1), others[0], again[0], others[1], again[1])
+    slow = faults(
+        tmp_path, 'kind = "link_slow"\nlink = "kvbm-cpu:pool-0"\nfactor = 0.005\nat_ms = 1800\nuntil_ms = 2900'
+    )
+    run = toy(trace, tmp_path / "run", *TIER, slow, "workers.kvbm.onboard=faster", key_tokens=64)
+    assert run.ms("ttft_s") == [130, 130, 130, 3, 3]

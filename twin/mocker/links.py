@@ -202,6 +202,10 @@ class Network:
         self._arm()
         return estimate_s
 
+    def bytes_per_s(self, lane: str) -> float:
+        """The bandwidth of a lane as it is now; 0 while it is down."""
+        return self._fluid.lane(lane).bytes_per_s
+
     def moved_bytes(self, lane: str) -> float:
         """What a lane has carried up to now."""
         self.audit()

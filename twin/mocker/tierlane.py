@@ -26,6 +26,7 @@ from twin.engine.ticks import not_before
 from twin.mocker.clock import Order
 from twin.mocker.links import Transfer, side_by_side
 from twin.mocker.tierloads import Landings, Loading, Loads
+from twin.mocker.tierways import Ways
 from twin.perf.cargo import TIER_FETCHES, TIER_STORES
 
 if TYPE_CHECKING:
@@ -58,18 +59,18 @@ class TierLane:
         self._armed_s: float | None = None
         self.closed = False
         self.engine = engine
+        self._ways = Ways(tiers.network, self._by_tier, tiers.peers, worker_id, rank=rank, ranks=engine.settings.ranks)
         self.manager = engine.attach(self._make)
         host = self._by_tier.get(Tier.G2_HOST)
         self.host_key = host.shared_key if host is not None else None
         tiers.joined(self)
-        ranks = engine.settings.ranks
-        self.loads = Loads(tiers, worker_id, self.manager, self._by_tier, self.attend, rank=rank, ranks=ranks)
+        self.loads = Loads(tiers, self.manager, self._ways, self.attend)
         if self.manager.climb is not None or plan.quota_blocks is not None:
             engine.below.on_submit = self._on_submit
 
     def _make(self, lacking: Lacking) -> BlockManager:
         if self._first is not None:
-            return self._first.manager.beside(lacking)
+            return self._first.manager.beside(lacking, load_s=self._ways.alone_s)
         plan = self._plan
         made: list[Sketch] = []
 
@@ -107,6 +108,7 @@ class TierLane:
             peers=self._tiers.peers.view(self.worker_id, plan.peers, levels[0].body)
             if plan.peers is not None
             else None,
+            load_s=self._ways.alone_s,
         )
 
     def _on_submit(self, seq: Sequence) -> None:

@@ -19,12 +19,11 @@ from twin.engine.below import StoreWait, TierLoad
 from twin.engine.ticks import instant
 from twin.mocker.clock import Order
 from twin.mocker.links import Transfer, side_by_side
-from twin.mocker.tierplan import joined
 from twin.perf.cargo import TIER_LOADS, TIER_PEERS
 
 if TYPE_CHECKING:
-    from twin.mocker.tierplan import Lanes, LevelPlan
     from twin.mocker.tiers import Tiers
+    from twin.mocker.tierways import Ways
 
 DEADLINE_S, REMOTE_DEADLINE_S = 10.0, 30.0
 """A load that takes longer has failed; longer where a remote store has part in it."""
@@ -85,21 +84,14 @@ class Loads:
     def __init__(
         self,
         tiers: Tiers,
-        worker_id: WorkerId,
         manager: BlockManager,
-        levels: dict[Tier, LevelPlan],
+        ways: Ways,
         attend: Callable[[], None],
-        *,
-        rank: int = 0,
-        ranks: int = 1,
     ) -> None:
         self._tiers = tiers
-        self._worker_id = worker_id
         self._manager = manager
-        self._levels = levels
+        self._ways = ways
         self._attend = attend
-        self._rank = rank
-        self._ranks = ranks
         self._under_way: dict[Loading, None] = {}
         self._waits: dict[Landings, None] = {}
         self._deadline = False  # one is on the clock
@@ -180,12 +172,7 @@ class Loads:
                 self._came_up(loading)
 
     def _hop(self, loading: Loading, at: int, leg: Leg, hop: int) -> None:
-        if leg.owner is not None:
-            lanes, setup_s = self._tiers.peers.way(self._worker_id, leg.owner, rank=self._rank, ranks=self._ranks)
-            hops = [(lanes, leg.bytes)]
-        else:
-            level = self._levels[leg.tier]
-            hops, setup_s = _hops(level, leg.bytes), level.spec.latency_s
+        hops, setup_s = self._ways.of(leg)
         if hop == len(hops):
             load = loading.load
             load.since_s = max(load.since_s, instant(loading.transfers[at].moving_s))
@@ -249,16 +236,3 @@ class Loads:
                 parts = [BlockRun(part.stretch.branch, part.lo, part.hi) for part in run.found]
                 bad += source.damaged(run.tier, load.seq.request_id, parts)
         return bad
-
-
-def _hops(level: LevelPlan, bytes_: int) -> list[tuple[Lanes, int]]:
-    """What a leg crosses, one after another, and with how many bytes. Block by block through host memory: the first
-    block is alone on the first hop and the last one on the second, between them both carry, at the slower one's pace.
-    """
-    if not level.piped or len(level.hops) != 2:
-        return [(lanes, bytes_) for lanes in level.hops]
-    first, second = level.hops
-    one = min(level.spec.block_bytes, bytes_)
-    both = joined(first, second)
-    middle = [(both, bytes_ - one)] if bytes_ > one else []
-    return [(first, one), *middle, (second, one)]
