@@ -53,6 +53,10 @@ def tier_lines(kvbm: Mapping[str, object]) -> Iterator[str]:
     peers = _counts(kvbm.get("peers"))
     if peers:
         yield f"{PEERS}: {_read(peers)}"
+    asked = _counts(kvbm.get("registry"))
+    if asked:
+        late = f", {text.count(asked.get('late', 0))} without an answer in time" if asked.get("late") else ""
+        yield f"registry: {text.counted(asked.get('asked', 0), 'look-up')}{late}"
     fetched = _counts(kvbm.get("prefetch"))
     if fetched:
         figures = (text.count(fetched.get(name, 0)) for name in ("fetched", "used", "wasted"))

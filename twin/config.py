@@ -282,7 +282,13 @@ class KvbmConfig:
     peers: bool = _key(False, "read what other workers have in host memory, and let them read this one's")
     peer_gb_per_s: float = _key(50.0, "of each worker to others, each way, shared fairly", above=0)
     peer_latency_s: float = _key(1e-5, "before the first byte of a read from another worker", low=0)
-    peer_lookup_s: float = _key(0.0, "asking who has a block; more than 0.02 is no answer", low=0)
+    registry_lookup_s: float = _key(
+        0.0,
+        "asking what peers and tiers that all share have; 0: it is known at once; more than 0.02 is no answer",
+        low=0,
+    )
+    registry_lease_s: float = _key(60.0, "what peers have is on record so long after they were last heard of", above=0)
+    registry_negative_s: float = _key(1.0, "a worker knows so long that nobody has a block", low=0)
     disk_path: str = _key(
         "direct",
         "blocks come up in one hop, through host memory all at once, or block by block",
@@ -318,6 +324,16 @@ class KvbmConfig:
         return self.has_disk or self.remote
 
     @property
+    def reads_outside(self) -> bool:
+        """Whether anything outside a worker is of use to it: a tier that all share, or what peers have."""
+        return self.remote or (self.disk_shared and self.has_disk) or (self.peers and self.has_cpu)
+
+    @property
+    def asks_registry(self) -> bool:
+        """Whether that is known only by asking."""
+        return self.reads_outside and self.registry_lookup_s > 0
+
+    @property
     def has_cpu(self) -> bool:
         return self.cpu_cache_gb is not None or self.cpu_cache_tokens is not None
 
@@ -326,8 +342,6 @@ class KvbmConfig:
         return self.disk_cache_gb is not None or self.disk_cache_tokens is not None
 
 
-PEER_LOOKUP_TIMEOUT_S = 0.020
-"""A look-up of what peers have that takes longer finds nothing."""
 SHARED_CACHE_MULTIPLIER = 0.5
 """Credit of a block in a shared tier, where there is one."""
 SHARED_DISK_GB_PER_S = 80.0

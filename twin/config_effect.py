@@ -10,7 +10,6 @@ from dataclasses import fields
 
 from policies.router.build import MODES
 from twin.config import (
-    PEER_LOOKUP_TIMEOUT_S,
     ClassConfig,
     Config,
     DisaggregationConfig,
@@ -181,17 +180,24 @@ def _kvbm(config: Config, group: WorkerGroup) -> Iterator[tuple[str, str]]:
     elif not config.router.queue.is_on:
         idle.setdefault("prefetch", "no request ever waits in the router: router.queue is off")
     sharing = sum(other.count for other in config.workers if other.kvbm.peers and other.kvbm.has_cpu)
-    reading = ("peer_gb_per_s", "peer_latency_s", "peer_lookup_s")
+    reading = ("peer_gb_per_s", "peer_latency_s")
     if not kvbm.peers:
         idle |= dict.fromkeys(reading, "peers is off")
     elif kvbm.has_tiers and not kvbm.has_cpu:
         idle |= dict.fromkeys(("peers", *reading), "there is no cpu tier")
     elif kvbm.has_tiers and sharing < 2 and config.faults.path is None:
         idle |= dict.fromkeys(("peers", *reading), "no other worker has a cpu tier and peers")
-    elif kvbm.peer_lookup_s > PEER_LOOKUP_TIMEOUT_S:
-        idle["peers"] = f"every look-up takes more than {PEER_LOOKUP_TIMEOUT_S:g} s (peer_lookup_s), and finds nothing"
     elif group.links.store is not None:
         idle["peer_gb_per_s"] = "links.store says what blocks cross"
+    if kvbm.has_tiers and not kvbm.reads_outside:
+        idle.setdefault("registry_lookup_s", "there is nothing to ask for: peers, remote or disk_shared")
+    if not kvbm.asks_registry:
+        for name in ("registry_lease_s", "registry_negative_s"):
+            idle.setdefault(name, "nobody asks a registry: registry_lookup_s is 0")
+    elif not kvbm.peers:
+        idle.setdefault("registry_lease_s", "peers is off, and what lies in tiers that all share stays on record")
+    elif config.faults.path is None:
+        idle.setdefault("registry_lease_s", "without faults every lease is renewed")
     if kvbm.onboard != "deadline":
         idle.setdefault("onboard_deadline_s", f"onboard = {kvbm.onboard}")
     filters = "+".join(getattr(kvbm, f"{tier}_offload") for tier, is_there in there.items() if is_there)

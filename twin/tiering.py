@@ -16,10 +16,12 @@ from policies.kvbm.consolidate import DEDUPE
 from policies.kvbm.lane import BatchRules
 from policies.kvbm.look_up import Rule
 from policies.kvbm.prefetch import PrefetchLimits
+from policies.kvbm.registry import LOOK_UP_TIMEOUT_S, RegistryRules
 from policies.kvbm.sketch import Sketch
 from policies.kvbm.tiers import TierSpec, check_cascade
 from twin.cluster import Group, block_bytes_of
-from twin.config import DISK_GB_PER_S, PEER_LOOKUP_TIMEOUT_S, SHARED_DISK_GB_PER_S, KvbmConfig
+from twin.config import DISK_GB_PER_S, SHARED_DISK_GB_PER_S, KvbmConfig
+from twin.mocker.tierloads import DEADLINE_S
 from twin.mocker.tierplan import Lanes, LevelPlan, PeerPlan, TierPlan, joined
 from twin.mocker.world import WorkerSpec
 from twin.perf.links import FAIR, FIFO, RX, TX, Link
@@ -76,7 +78,24 @@ def cascade_warnings(groups: Iterable[Group]) -> list[str]:
             specs = [level.spec for level in _levels(group, group.workers[0])]
             devices = group.settings.ranks * group.config.kvbm.cpu_shared_by
             warnings = check_cascade(specs, group.settings.blocks * devices)
+            warnings += _registry_warnings(group.config.kvbm)
             found += [f"workers.{group.config.name}.kvbm: {warning}" for warning in warnings]
+    return found
+
+
+def _registry_warnings(config: KvbmConfig) -> list[str]:
+    """What is odd about the times of the registry."""
+    found = []
+    if config.asks_registry and config.registry_lookup_s > LOOK_UP_TIMEOUT_S:
+        found.append(
+            f"every look-up of the registry takes more than {LOOK_UP_TIMEOUT_S:g} s (registry_lookup_s = "
+            f"{config.registry_lookup_s:g}), and finds nothing of what peers and shared tiers have"
+        )
+    if config.asks_registry and config.peers and config.registry_lease_s < DEADLINE_S:
+        found.append(
+            f"registry_lease_s = {config.registry_lease_s:g} is shorter than the longest read ({DEADLINE_S:g} s): "
+            "a peer could use its memory again under a reader"
+        )
     return found
 
 
@@ -127,6 +146,7 @@ def _with_tiers(group: Group) -> Group:
             plugins=plugins,
             peers=_peers(group, spec) if _reads_peers(config) else None,
             events=config.events,
+            registry=_registry(config),
         )
         return replace(spec, tiers=plan)
 
@@ -205,8 +225,8 @@ def _levels(group: Group, spec: WorkerSpec) -> tuple[LevelPlan, ...]:
 
 
 def _reads_peers(config: KvbmConfig) -> bool:
-    """Whether a worker reads host memory of others; a look-up that takes too long finds nothing."""
-    return config.peers and config.has_cpu and config.peer_lookup_s <= PEER_LOOKUP_TIMEOUT_S
+    """Whether a worker reads host memory of others."""
+    return config.peers and config.has_cpu
 
 
 def _peers(group: Group, spec: WorkerSpec) -> PeerPlan:
@@ -220,13 +240,24 @@ def _peers(group: Group, spec: WorkerSpec) -> PeerPlan:
             tier=Tier.G2_HOST,
             capacity_bytes=None,
             block_bytes=config.block_bytes if config.block_bytes is not None else block_bytes_of(kinds),
-            latency_s=config.peer_lookup_s + config.peer_latency_s,
+            latency_s=config.peer_latency_s,
             bytes_per_s=min(config.peer_gb_per_s, config.cpu_gb_per_s) * GB,
         ),
         layout=(kinds.model, kinds.kv, kinds.tp, group.settings.block_size),
         out=_other_way(into),
         into=into,
         up=up,
+    )
+
+
+def _registry(config: KvbmConfig) -> RegistryRules | None:
+    """How a worker asks what lies outside it; None where it is known at once."""
+    if not config.asks_registry:
+        return None
+    return RegistryRules(
+        lookup_s=config.registry_lookup_s,
+        lease_s=config.registry_lease_s,
+        negative_s=config.registry_negative_s,
     )
 
 

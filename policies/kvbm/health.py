@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import deque
 from enum import Enum
 
-from policies.cluster.blocks import BlockRun
-from policies.kvbm.spans import Spans
+from policies.cluster.blocks import BlockRun, Branch
+from policies.kvbm.spans import Span, Spans
 
 DEGRADED_AFTER = 5
 """Failed writes in a row."""
@@ -92,8 +92,24 @@ class NegativeCache:
         common = self._failed.common(*run)
         return common[0][0] if common else None
 
+    def forget(self, run: BlockRun) -> None:
+        """These blocks are worth asking for again."""
+        for lo, hi in self._failed.remove(*run):
+            self._until = deque(
+                (until_s, BlockRun(known.branch, a, b))
+                for until_s, known in self._until
+                for a, b in _outside(known, run.branch, lo, hi)
+            )
+
     def _forget(self, now_s: float) -> None:
         until = self._until
         while until and until[0][0] <= now_s:
             _, run = until.popleft()
             self._failed.remove(*run)
+
+
+def _outside(run: BlockRun, branch: Branch, lo: int, hi: int) -> list[Span]:
+    """What of a run is not among blocks [lo, hi) of a branch."""
+    if run.branch is not branch:
+        return [(run.lo, run.hi)]
+    return [(a, b) for a, b in ((run.lo, min(run.hi, lo)), (max(run.lo, hi), run.hi)) if a < b]

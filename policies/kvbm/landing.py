@@ -11,8 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from policies.cluster.blocks import BlockRun, Branch
 from policies.cluster.ids import Tier
-from policies.kvbm.look_up import Costs, Miss, Pieces, Rule, TierRun
-from policies.kvbm.store import TierStore
+from policies.kvbm.look_up import Costs, Holding, Miss, Pieces, Rule, TierRun
 
 
 class Landing:
@@ -40,7 +39,7 @@ def continued(
     start: int,
     limit: int,
     landings: Sequence[Landing],
-    stores: Sequence[tuple[Tier, TierStore]],
+    stores: Sequence[tuple[Tier, Holding]],
 ) -> list[tuple[TierRun, Landing | None]]:
     """How a prompt goes on from block `start`, which nobody has: by stores that are running, and between them by what
     tiers hold. Ends with a running store, or is empty."""
@@ -82,7 +81,7 @@ def goes_on(misses: Iterable[Miss]) -> bool:
     return not {Miss.SLOWER, Miss.FAILED, Miss.NO_ROOM} & set(misses)
 
 
-def _held(branch: Branch, at: int, end: int, stores: Sequence[tuple[Tier, TierStore]]) -> tuple[Tier | None, int]:
+def _held(branch: Branch, at: int, end: int, stores: Sequence[tuple[Tier, Holding]]) -> tuple[Tier | None, int]:
     for tier, store in stores:
         found = store.find(branch, at, end)
         if found:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from policies.cluster.blocks import Branch
 from policies.cluster.ids import Tier
+from policies.kvbm.batches import between
 from policies.kvbm.eviction.order import EvictionOrder
 from policies.kvbm.health import NegativeCache, TierHealth
 from policies.kvbm.lane import BatchRules, Lane
@@ -28,13 +29,14 @@ EVICT, DROP = WHEN_FULL = ("evict", "drop")
 
 
 class TierBody:
-    """One tier: its blocks, its health, what is on its way into it.
+    """One tier: its blocks, its health, what is on its way into it. `unlisted` are blocks that are here, and not on
+    record in the registry: whoever wrote them could not reach it.
 
     `make_order` gives its eviction order; a tier that loses everything begins with a store of its own again, so that
     whoever still refers to the old one finds nothing of it in the new.
     """
 
-    __slots__ = ("_make_order", "health", "negative", "refuses", "shares", "spec", "store", "underway")
+    __slots__ = ("_make_order", "health", "negative", "refuses", "shares", "spec", "store", "underway", "unlisted")
 
     def __init__(
         self,
@@ -50,6 +52,7 @@ class TierBody:
         self.health = TierHealth()
         self.negative = NegativeCache()
         self.underway = Spans()
+        self.unlisted = Spans()
         self.shares = shares  # where tenants are told apart
         self.refuses = False  # takes no writes, for whatever reason
 
@@ -58,6 +61,7 @@ class TierBody:
         if self.shares is not None:
             self.shares.clear()
         self.health.lost()
+        self.unlisted.clear()
         old = self.store
         self.store = TierStore(
             self.spec.capacity_blocks, self._make_order(), duplicates=old.duplicates, name=self.spec.tier.value
@@ -73,8 +77,18 @@ class TierBody:
         return Tier.G4_REMOTE if self.spec.is_shared else self.spec.tier
 
     def absent(self, branch: Branch, lo: int, hi: int) -> Iterable[Span]:
-        """The blocks of [lo, hi) that are neither here nor on their way here."""
-        return [gap for a, b in self.store.lacking(branch, lo, hi) for gap in self.underway.lacking(branch, a, b)]
+        """The blocks of [lo, hi) that are neither here, or on record nowhere, nor on their way here."""
+        return [gap for a, b in self._gaps(branch, lo, hi) for gap in self.underway.lacking(branch, a, b)]
+
+    def listed(self, branch: Branch, lo: int, hi: int) -> list[Span]:
+        """The blocks of [lo, hi) that are here and on record."""
+        return between(lo, hi, self._gaps(branch, lo, hi))
+
+    def _gaps(self, branch: Branch, lo: int, hi: int) -> list[Span]:
+        gaps = self.store.lacking(branch, lo, hi)
+        if not self.unlisted.blocks:
+            return gaps
+        return sorted([*gaps, *self.unlisted.common(branch, lo, hi)])
 
     def blocks_of(self, tenant: str) -> int:
         """Blocks of one tenant that are here or on their way here; 0 where nobody's are told apart."""

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from policies.cluster.blocks import BlockRun, Branch
 from policies.cluster.ids import Tier, WorkerId
 from policies.errors import ConfigError
 from policies.frozen import frozen
 from policies.kvbm.spans import Span
-from policies.kvbm.store import Found, TierStore
+from policies.kvbm.store import Found
 
 if TYPE_CHECKING:
     from policies.kvbm.landing import Landing
+    from policies.kvbm.registry import Ask
 
 Pieces: TypeAlias = Sequence[tuple[Branch, int]]
 """The content of a prompt: branches, each from where the one before it ends to its own end, in blocks."""
@@ -48,9 +49,16 @@ class TierRun(NamedTuple):
     owner: WorkerId | None = None
 
 
+class Holding(Protocol):
+    """What some place holds, as far as whoever looks knows: a store, or what was told of one."""
+
+    def find(self, branch: Branch, lo: int, hi: int) -> list[Found]: ...
+    def lacking(self, branch: Branch, lo: int, hi: int) -> list[Span]: ...
+
+
 class _Holder(NamedTuple):
     tier: Tier
-    store: TierStore
+    store: Holding
     owner: WorkerId | None = None
 
 
@@ -59,13 +67,13 @@ class Plan:
     """`device_blocks` are on the device; `runs` are to be loaded, and go on from there without a gap.
 
     `misses` counts the full blocks of the prompt that are neither, by reason. `awaits` are running stores that
-    bring more of them: a prompt that has any waits, and is looked up again.
+    bring more of them, or a question to the registry: a prompt that has any waits, and is looked up again.
     """
 
     device_blocks: int
     runs: tuple[TierRun, ...]
     misses: Mapping[Miss, int]
-    awaits: tuple[Landing, ...] = ()
+    awaits: tuple[Landing | Ask, ...] = ()
 
     @property
     def end(self) -> int:
@@ -127,8 +135,9 @@ def look_up(
     blocks: int,
     usable: int,
     device_blocks: int,
-    stores: Sequence[tuple[Tier, TierStore]],
-    peers: Sequence[tuple[WorkerId, TierStore]] = (),
+    stores: Sequence[tuple[Tier, Holding]],
+    peers: Sequence[tuple[WorkerId, Holding]] = (),
+    told: Callable[[Branch, int], int] | None = None,
     device_lacking: Lacking | None = None,
     room_blocks: int | None = None,
     rule: Rule = ALWAYS,
@@ -137,7 +146,8 @@ def look_up(
     """Plan for a prompt of `blocks` full blocks, the first `usable` of which may be reused.
 
     The device holds the first `device_blocks`, and of others what `device_lacking` does not name; `stores` are the
-    tiers below, fastest first; host memory of `peers` comes next to one's own. `room_blocks` is how many
+    tiers below, fastest first; host memory of `peers` comes next to one's own. `told` says how far a registry said
+    that somebody has a branch: what was told of and is there no longer was read in vain. `room_blocks` is how many
     blocks the device can take (None: no limit).
     """
     holders = [_Holder(tier, store) for tier, store in stores]
@@ -153,6 +163,9 @@ def look_up(
     if end >= usable:
         reached = _first_gap(pieces, end, blocks, everywhere)
         misses[Miss.LAST_TOKEN] = reached - end
+    elif told is not None:
+        reached = _along(pieces, end, usable, told)
+        misses[Miss.FAILED] = reached - end
     if room_blocks is not None and end - device_blocks > room_blocks:
         runs = _cut(runs, device_blocks + room_blocks)
         misses[Miss.NO_ROOM] = end - device_blocks - room_blocks
@@ -165,6 +178,36 @@ def look_up(
     misses[Miss.HOLE] = held
     misses[Miss.ABSENT] = blocks - reached - held
     return Plan(device_blocks=device_blocks, runs=tuple(runs), misses={why: n for why, n in misses.items() if n})
+
+
+def first_lacking(pieces: Pieces, start: int, limit: int, stores: Sequence[tuple[Tier, Holding]]) -> BlockRun | None:
+    """The first block from `start` on that none of these stores has; None if they have all up to `limit`."""
+    runs = _contiguous(pieces, start, limit, [_Holder(tier, store) for tier, store in stores])
+    at = runs[-1].hi if runs else start
+    branch = next((branch for branch, end in pieces if end > at), None)
+    return BlockRun(branch, at, at + 1) if at < limit and branch is not None else None
+
+
+def blocks_of(pieces: Pieces, limit: int) -> list[BlockRun]:
+    """The first blocks of a prompt, up to `limit`, as runs."""
+    runs, at = [], 0
+    for branch, end in pieces:
+        end = min(end, limit)
+        if end > at:
+            runs.append(BlockRun(branch, at, end))
+            at = end
+    return runs
+
+
+def _along(pieces: Pieces, at: int, limit: int, reach: Callable[[Branch, int], int]) -> int:
+    """How far a prompt goes on from block `at` as `reach` says of each branch."""
+    for branch, end in pieces:
+        end = min(end, limit)
+        if at < end:
+            at = min(max(at, reach(branch, at)), end)
+            if at < end:
+                break
+    return at
 
 
 def _contiguous(pieces: Pieces, start: int, limit: int, holders: Sequence[_Holder]) -> list[TierRun]:

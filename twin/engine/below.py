@@ -18,6 +18,7 @@ from policies.kvbm.landing import Landing
 from policies.kvbm.look_up import Costs, Lacking, Miss, Plan
 from policies.kvbm.manager import BlockManager
 from policies.kvbm.orders import Onboard
+from policies.kvbm.registry import NOTHING, Answer, Ask
 from policies.kvbm.spans import Spans
 from twin.engine.layerwise import Arrival, Overlap
 from twin.engine.loading import HostLoad
@@ -45,12 +46,12 @@ class TierLoad(HostLoad):
 
 
 class StoreWait(HostLoad):
-    """A request that waits for running stores to land. `is_late`: it has waited long enough, and waits for none again.
-    `parked` are requests that wait for the same ones."""
+    """A request that waits for running stores to land, or for an answer of the registry. `is_late`: it has waited long
+    enough, and waits for no store again. `parked` are requests that wait for the same ones."""
 
     __slots__ = ("is_late", "landings", "parked")
 
-    def __init__(self, seq: Sequence, landings: tuple[Landing, ...]) -> None:
+    def __init__(self, seq: Sequence, landings: tuple[Landing | Ask, ...]) -> None:
         super().__init__(seq, [], 0, 0)
         self.landings = landings
         self.is_late = False
@@ -98,6 +99,7 @@ class Below:
         self._unsaid: list[Callable[[float], None]] = []  # what happened while nobody said what time it is
         self._coming = Spans()
         self._hasty: set[Sequence] = set()  # who waits for no running store any more
+        self._answers: dict[Sequence, Answer] = {}  # of the registry, until a request is admitted
         self._looked: tuple[Sequence, Plan] | None = None
         self._plans: dict[Sequence, tuple[Plan, int]] = {}  # of those that were loaded: what was to come, what came
 
@@ -115,7 +117,7 @@ class Below:
         """Whether nothing comes up, and nobody who was loaded waits to be admitted."""
         if self.overlap is not None and not self.overlap.is_quiet:
             return False
-        return not (self.loads or self._plans or self._coming.blocks or self._hasty)
+        return not (self.loads or self._plans or self._coming.blocks or self._hasty or self._answers)
 
     # ------------------------------------------------------------ what the manager hears
 
@@ -161,6 +163,7 @@ class Below:
             room_blocks=room_blocks,
             costs=Costs(self.manager.alone_s, self._compute_s),
             may_wait=seq not in self._hasty,
+            answer=self._answers.get(seq),
         )
         self._looked = seq, plan
         return plan
@@ -199,9 +202,19 @@ class Below:
             self._plans[seq] = load.onboard.plan, load.good
             if self.overlap is not None and load.good == load.onboard.plan.load_blocks:
                 self.overlap.landed(seq, Arrival(load.since_s, load.landed_s))
-        elif load.is_late:
-            self._hasty.add(seq)
+        else:
+            self._waited(seq, load)
         return load
+
+    def _waited(self, seq: Sequence, wait: StoreWait) -> None:
+        """A request has its answer; or stores have landed, of which an answer from before does not know."""
+        answers = [each.answer for each in wait.landings if isinstance(each, Ask)]
+        if answers:
+            self._answers[seq] = answers[0] or NOTHING
+        else:
+            self._answers.pop(seq, None)
+        if wait.is_late:
+            self._hasty.add(seq)
 
     def dropped(self, seq: Sequence) -> list[Sequence]:
         """A request that was to be loaded is wanted no more; those who waited for the same blocks look again."""
@@ -242,6 +255,7 @@ class Below:
     def forget(self, seq: Sequence) -> None:
         """A request gives back what was loaded for it."""
         self._plans.pop(seq, None)
+        self._answers.pop(seq, None)
         self._hasty.discard(seq)
         if self.overlap is not None:
             self.overlap.forget(seq)

@@ -20,6 +20,23 @@ if TYPE_CHECKING:
     from twin.mocker.world import MockWorld
 
 
+class Reached:
+    """Who reaches whom in one world now, as the tiers of its workers ask it. The registry stands with the store of
+    leases, where the frontend is."""
+
+    def __init__(self, world: MockWorld) -> None:
+        self._world = world
+
+    @property
+    def is_out(self) -> bool:
+        """Whether the store of leases is down, and the registry with it."""
+        return self._world.churn.outage is not None
+
+    def is_cut(self, a: WorkerId, b: WorkerId | None) -> bool:
+        """Whether a worker does not reach another one, or (None) the registry."""
+        return self._world.wires.cut(a, b)
+
+
 class Partitions:
     """Acts on one world. Each method acts at the world's present instant: what cuts off before everything else of that
     instant, what reconnects after the steps that end then."""
@@ -37,16 +54,14 @@ class Partitions:
     def part(self, name: str, some: frozenset[WorkerId], rest: frozenset[WorkerId]) -> None:
         """Two sets of workers cannot reach each other any more; both reach the cluster."""
         self._world.wires.parts[name] = Part(some, rest)
-        if self._world.handoffs is not None:
-            self._world.handoffs.break_moves()
+        self._break_moves()
 
     def join(self, name: str) -> None:
         """They can again."""
         world = self._world
         del world.wires.parts[name]
         world.wires.deliver()
-        if world.handoffs is not None:
-            world.handoffs.move_again()
+        self._move_again()
 
     # ------------------------------------------------------------ one worker from everybody
 
@@ -62,8 +77,7 @@ class Partitions:
         self._since_s[worker_id] = now_s
         world.wires.parts[name] = Part(frozenset((worker_id,)), None)
         world.starts.on_gone(worker_id)
-        if world.handoffs is not None:
-            world.handoffs.break_moves()
+        self._break_moves()
 
     def reconnect(self, name: str, worker_id: WorkerId) -> None:
         """A worker is reached again: it delivers what was late, or (taken for lost) registers anew."""
@@ -82,8 +96,21 @@ class Partitions:
         if worker.fenced and not worker.down:
             self.rejoin(worker)
         world.churn.check_drained()
-        if world.handoffs is not None:
-            world.handoffs.move_again()
+        self._move_again()
+
+    def _break_moves(self) -> None:
+        """What moves between workers that do not reach each other any more breaks off."""
+        if self._world.handoffs is not None:
+            self._world.handoffs.break_moves()
+        if self._world.block_tiers is not None:
+            self._world.block_tiers.break_reads()
+
+    def _move_again(self) -> None:
+        """What broke off is moved again where it can be."""
+        if self._world.handoffs is not None:
+            self._world.handoffs.move_again()
+        if self._world.block_tiers is not None:
+            self._world.block_tiers.read_again()
 
     def _catch_up(self, request: OpenRequest, worker: MockWorker, since_s: float) -> None:
         """The client gets at once what was made while it could not be reached: one gap, the others are none."""

@@ -17,6 +17,7 @@ from policies.kvbm.level import Level
 from policies.kvbm.look_up import Lacking
 from policies.kvbm.manager import BlockManager
 from policies.kvbm.orders import Offload, Prefetch, PublishKv
+from policies.kvbm.registry import Lease, RegistryView
 from policies.kvbm.sketch import Sketch
 from policies.kvbm.store import UNLIMITED_BLOCKS
 from twin.engine.below import StoreWait, Tiered, TierLoad
@@ -64,7 +65,7 @@ class TierLane:
         host = self._by_tier.get(Tier.G2_HOST)
         self.host_key = host.shared_key if host is not None else None
         tiers.joined(self)
-        self.loads = Loads(tiers, self.manager, self._ways, self.attend)
+        self.loads = Loads(tiers, worker_id, self.manager, self._ways, self.attend)
         if self.manager.climb is not None or plan.quota_blocks is not None:
             engine.below.on_submit = self._on_submit
 
@@ -105,11 +106,20 @@ class TierLane:
             sketch=made[0] if made else None,
             prefetch=plan.prefetch,
             owners=self._tiers.owners if plan.quota_blocks is not None else None,
-            peers=self._tiers.peers.view(self.worker_id, plan.peers, levels[0].body)
+            peers=self._tiers.peers.view(self.worker_id, plan.peers, levels[0].body, self._lease(), self._reaches)
             if plan.peers is not None
             else None,
             load_s=self._ways.alone_s,
+            registry=RegistryView(plan.registry) if plan.registry is not None else None,
         )
+
+    def _lease(self) -> Lease:
+        """What it has on record is forgotten a lease after it was last heard of; at once where all is known at once."""
+        rules = self._plan.registry
+        return Lease(rules.lease_s if rules is not None else 0.0, self._tiers.clock.now)
+
+    def _reaches(self, other: WorkerId) -> bool:
+        return not self._tiers.reach.is_cut(self.worker_id, other)
 
     def _on_submit(self, seq: Sequence) -> None:
         """A request has been sent to the worker."""

@@ -10,11 +10,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from simpy.events import Event
+
 from policies.cluster.blocks import BlockRun
 from policies.cluster.draws import draw
 from policies.cluster.ids import RequestId, Tier, WorkerId
+from policies.kvbm.landing import Landing
 from policies.kvbm.manager import BlockManager
 from policies.kvbm.orders import Leg
+from policies.kvbm.registry import Ask
 from twin.engine.below import StoreWait, TierLoad
 from twin.engine.ticks import instant
 from twin.mocker.clock import Order
@@ -30,9 +34,10 @@ DEADLINE_S, REMOTE_DEADLINE_S = 10.0, 30.0
 
 
 class Loading:
-    """A load that is under way: which legs are, and what became of them. It fails at `due_s`."""
+    """A load that is under way: which legs are, and what became of them. It fails at `due_s`. Legs that are `stalled`,
+    by number, wait until their peer can be reached again, and begin anew with that hop."""
 
-    __slots__ = ("due_s", "left", "load", "on_done", "over", "owner", "transfers")
+    __slots__ = ("due_s", "left", "load", "on_done", "over", "owner", "stalled", "transfers")
 
     def __init__(self, owner: Loads, load: TierLoad, on_done: Callable[[], None], now_s: float) -> None:
         self.owner = owner
@@ -42,6 +47,7 @@ class Loading:
         is_remote = any(leg.tier is Tier.G4_REMOTE for leg in load.onboard.legs)
         self.due_s = now_s + (REMOTE_DEADLINE_S if is_remote else DEADLINE_S)
         self.transfers: dict[int, Transfer] = {}
+        self.stalled: dict[int, int] = {}
         self.over = False
 
     def cancel(self) -> bool:
@@ -56,15 +62,16 @@ class Loading:
 
 
 class Landings:
-    """A request that waits for stores of its own worker to land; not beyond `due_s`."""
+    """A request that waits for stores of its own worker to land, or for the registry; not beyond `due_s`."""
 
-    __slots__ = ("due_s", "on_done", "over", "owner", "wait")
+    __slots__ = ("answers", "due_s", "on_done", "over", "owner", "wait")
 
     def __init__(self, owner: Loads, wait: StoreWait, on_done: Callable[[], None], now_s: float) -> None:
         self.owner = owner
         self.wait = wait
+        self.answers: list[Event] = []  # on the clock
         self.on_done = on_done
-        is_remote = any(landing.tier is Tier.G4_REMOTE for landing in wait.landings)
+        is_remote = any(isinstance(each, Landing) and each.tier is Tier.G4_REMOTE for each in wait.landings)
         self.due_s = now_s + (REMOTE_DEADLINE_S if is_remote else DEADLINE_S)
         self.over = False
 
@@ -84,11 +91,13 @@ class Loads:
     def __init__(
         self,
         tiers: Tiers,
+        worker_id: WorkerId,
         manager: BlockManager,
         ways: Ways,
         attend: Callable[[], None],
     ) -> None:
         self._tiers = tiers
+        self._worker_id = worker_id
         self._manager = manager
         self._ways = ways
         self._attend = attend
@@ -113,11 +122,19 @@ class Loads:
         return loading
 
     def wait(self, wait: StoreWait, on_done: Callable[[], None]) -> Landings:
-        """`on_done` is called when one of the stores that a request waits for is over, or it has waited too long."""
-        self.waits += 1
-        landings = Landings(self, wait, on_done, self._tiers.clock.now)
+        """`on_done` is called when one of the stores that a request waits for is over, or the registry has answered,
+        or it has waited too long."""
+        now_s = self._tiers.clock.now
+        landings = Landings(self, wait, on_done, now_s)
         self._waits[landings] = None
-        self._watch()
+        asks = [each for each in wait.landings if isinstance(each, Ask)]
+        for ask in asks:
+            took_s = self._manager.asked(ask, now_s, is_out=self._tiers.reach.is_out)
+            on_answer = partial(self._answered, landings, ask)
+            landings.answers.append(self._tiers.clock.at(instant(now_s + took_s), int(Order.COMMAND), (on_answer,)))
+        if not asks:
+            self.waits += 1
+            self._watch()
         return landings
 
     def landed(self) -> None:
@@ -127,8 +144,10 @@ class Loads:
                 self._wait_over(landings)
 
     def left(self, landings: Landings) -> None:
-        """A request that waited for stores does so no longer."""
+        """A request that waited for stores, or for an answer, does so no longer."""
         del self._waits[landings]
+        for event in landings.answers:
+            self._tiers.clock.drop(event)
 
     def dropped(self, loading: Loading) -> None:
         """A load was called off: its sources may be evicted again."""
@@ -166,12 +185,38 @@ class Loads:
     def _fail(self, is_lost: Callable[[Leg], bool]) -> None:
         for loading in list(self._under_way):
             for at, leg in enumerate(loading.load.onboard.legs):
-                if is_lost(leg) and loading.transfers[at].cancel():
+                if is_lost(leg) and (loading.stalled.pop(at, None) is not None or loading.transfers[at].cancel()):
                     loading.left -= 1
             if not loading.left:
                 self._came_up(loading)
 
+    def stall(self) -> None:
+        """Some workers cannot be reached any more: reads of their memory break off, and nobody hears of it."""
+        for loading in self._under_way:
+            for at, transfer in loading.transfers.items():
+                owner = loading.load.onboard.legs[at].owner
+                if owner is not None and self._is_cut(owner) and transfer.cancel():
+                    loading.stalled[at] = 0
+
+    def go_on(self) -> None:
+        """Some workers can be reached again: reads of their memory begin anew."""
+        for loading in list(self._under_way):
+            for at in list(loading.stalled):
+                leg = loading.load.onboard.legs[at]
+                if leg.owner is None or not self._is_cut(leg.owner):
+                    self._hop(loading, at, leg, loading.stalled.pop(at))
+
+    def _answered(self, landings: Landings, ask: Ask, _: Event) -> None:
+        self._manager.answered(ask, self._tiers.clock.now)
+        self._wait_over(landings)
+
+    def _is_cut(self, owner: WorkerId) -> bool:
+        return self._tiers.reach.is_cut(self._worker_id, owner)
+
     def _hop(self, loading: Loading, at: int, leg: Leg, hop: int) -> None:
+        if leg.owner is not None and self._is_cut(leg.owner):
+            loading.stalled[at] = hop
+            return
         hops, setup_s = self._ways.of(leg)
         if hop == len(hops):
             load = loading.load
@@ -214,10 +259,12 @@ class Loads:
         now_s = self._tiers.clock.now
         for loading in [loading for loading in self._under_way if instant(loading.due_s) <= now_s]:
             lost = []
+            loading.stalled.clear()
             for at, run in enumerate(loading.load.onboard.plan.runs):
-                transfer = loading.transfers[at]
-                if not transfer.done:
-                    transfer.cancel()
+                transfer = loading.transfers.get(at)
+                if transfer is None or not transfer.done:
+                    if transfer is not None:
+                        transfer.cancel()
                     lost += [BlockRun(part.stretch.branch, part.lo, part.hi) for part in run.found]
             self.late += 1
             self._came_up(loading, lost)

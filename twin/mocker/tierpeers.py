@@ -5,9 +5,12 @@ It decides nothing: what is read is the reader's block manager's to say, and `ti
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from policies.cluster.ids import WorkerId
 from policies.kvbm.level import TierBody
 from policies.kvbm.peers import PeerMemory, PeerView
+from policies.kvbm.registry import Lease
 from twin.mocker.tierplan import Lanes, PeerPlan, joined, share
 
 
@@ -18,10 +21,18 @@ class TierPeers:
         self.memory = PeerMemory()
         self._plans: dict[WorkerId, PeerPlan] = {}
 
-    def view(self, worker_id: WorkerId, plan: PeerPlan, body: TierBody) -> PeerView:
-        """What a worker that comes up reads of others; `body` is its own host memory, which they may read."""
+    def view(
+        self,
+        worker_id: WorkerId,
+        plan: PeerPlan,
+        body: TierBody,
+        lease: Lease,
+        reaches: Callable[[WorkerId], bool],
+    ) -> PeerView:
+        """What a worker that comes up reads of others that it `reaches`; `body` is its own host memory, which they may
+        read."""
         self._plans[worker_id] = plan
-        return PeerView(self.memory, worker_id, body, plan.spec, plan.layout)
+        return PeerView(self.memory, worker_id, body, plan.spec, plan.layout, lease, reaches)
 
     def way(self, reader: WorkerId, owner: WorkerId, *, rank: int = 0, ranks: int = 1) -> tuple[Lanes, float]:
         """The lanes of a read, out of one worker and into the other up to the device of one of its ranks, and what

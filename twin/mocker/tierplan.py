@@ -15,6 +15,7 @@ from policies.kvbm.consolidate import PER_TIER
 from policies.kvbm.lane import BatchRules
 from policies.kvbm.look_up import Rule
 from policies.kvbm.prefetch import PrefetchLimits
+from policies.kvbm.registry import RegistryRules
 from policies.kvbm.tiers import TierSpec
 
 Lanes = tuple[tuple[str, ...], ...]
@@ -64,6 +65,7 @@ class TierPlan:
     quota_blocks: int | None = None  # of one tenant in a tier
     peers: PeerPlan | None = None
     events: str = PER_TIER
+    registry: RegistryRules | None = None  # None: what lies outside a worker is known at once
     plugins: Mapping[str, Callable[[KvSettings], object]] = field(default_factory=lambda: NO_PLUGINS)
 
     @property

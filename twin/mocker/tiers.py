@@ -11,8 +11,8 @@ from typing import Any, Protocol, TypeAlias
 
 from policies.cluster.blocks import BlockPath
 from policies.cluster.ids import RequestId, Tier, WorkerId
+from policies.kvbm import climb
 from policies.kvbm.build import KvSettings, build_eviction
-from policies.kvbm.climb import Reach
 from policies.kvbm.consolidate import Change
 from policies.kvbm.level import TierBody
 from policies.kvbm.owners import Owners, Shares
@@ -38,6 +38,17 @@ class Listener(Protocol):
     def tier_cleared(self, worker_id: WorkerId, tier: Tier) -> None: ...
 
 
+class Reach(Protocol):
+    """Who reaches whom now, and whether the store of leases, which the registry is part of, is out."""
+
+    @property
+    def is_out(self) -> bool: ...
+
+    def is_cut(self, a: WorkerId, b: WorkerId | None) -> bool:
+        """Whether a worker does not reach another one, or (None) the registry."""
+        ...
+
+
 class Tiers:
     """The tiers of a run: the lanes of each worker that has any, and what they share. `seed` is the run's."""
 
@@ -46,6 +57,7 @@ class Tiers:
         clock: Clock,
         network: Network,
         listener: Listener,
+        reach: Reach,
         *,
         seed: int = 0,
         tenant_of: Callable[[RequestId], str | None] = lambda _: None,
@@ -53,6 +65,7 @@ class Tiers:
         self.clock = clock
         self.network = network
         self.listener = listener
+        self.reach = reach
         self.lanes: dict[WorkerId, Lanes] = {}
         self.seed = seed
         self.tenant_of = tenant_of
@@ -72,7 +85,9 @@ class Tiers:
             self.lanes[worker_id] = RankLanes(self, worker_id, plan, engine)
         else:
             self.lanes[worker_id] = TierLane(self, worker_id, plan, engine)
-        return self.lanes[worker_id]
+        lanes = self.lanes[worker_id]
+        self._cut_off(lanes)
+        return lanes
 
     def body(
         self, plan: LevelPlan, settings: KvSettings, plugins: Mapping[str, Callable[[KvSettings], object]]
@@ -142,6 +157,27 @@ class Tiers:
         for lane in self.up.values() if len(self.lanes) > 1 else ():
             for each in lane.ranks:
                 each.loads.lose_peer(worker_id)
+
+    def break_reads(self) -> None:
+        """Some workers do not reach each other any more, or the registry: reads of each other stall."""
+        for lanes in self.up.values():
+            self._cut_off(lanes)
+            for lane in lanes.ranks:
+                lane.loads.stall()
+
+    def read_again(self) -> None:
+        """Some workers reach each other again, or the registry."""
+        for lanes in self.up.values():
+            reached = not self.reach.is_cut(lanes.worker_id, None)
+            for lane in lanes.ranks:
+                if reached:
+                    lane.manager.reached(self.clock.now)
+                lane.loads.go_on()
+
+    def _cut_off(self, lanes: Lanes) -> None:
+        if self.reach.is_cut(lanes.worker_id, None):
+            for lane in lanes.ranks:
+                lane.manager.cut_off(self.clock.now)
 
     # ------------------------------------------------------------ requests that wait in the router
 
@@ -216,5 +252,5 @@ class Tiers:
         )
 
 
-def _by_reach(found: tuple[Lanes, Reach]) -> tuple[int, int]:
+def _by_reach(found: tuple[Lanes, climb.Reach]) -> tuple[int, int]:
     return found[1].blocks, found[1].near

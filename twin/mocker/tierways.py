@@ -1,5 +1,5 @@
-"""The ways up to the device of one simulated worker: which lanes the bytes of a leg cross, hop by hop, and how long that
-takes when nothing else moves.
+"""The ways up to the device of one simulated worker: which lanes the bytes of a leg cross, hop by hop, and how long
+that takes when nothing else moves.
 
 It moves nothing. A lane counts with the bandwidth that it has now, so a link that is down takes for ever.
 """

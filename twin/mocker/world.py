@@ -61,7 +61,7 @@ from twin.mocker.churn import Churn
 from twin.mocker.clock import Clock, Order
 from twin.mocker.demand import Demand, Row
 from twin.mocker.news import News
-from twin.mocker.partitions import Partitions
+from twin.mocker.partitions import Partitions, Reached
 from twin.mocker.requests import OpenRequest
 from twin.mocker.sinks import Cells, Sinks
 from twin.mocker.starts import Starts, WeightLoad
@@ -673,7 +673,9 @@ class MockWorld:
             from twin.mocker.tiers import Tiers
 
             assert self._network is not None
-            self.block_tiers = Tiers(self.clock, self._network, self.news, seed=self._seed, tenant_of=self._tenant_of)
+            self.block_tiers = Tiers(
+                self.clock, self._network, self.news, Reached(self), seed=self._seed, tenant_of=self._tenant_of
+            )
         return self.block_tiers
 
     def _tenant_of(self, request_id: RequestId) -> str | None:

@@ -1,4 +1,4 @@
-"""One account of two sources (C1 to C6), and the registry of what lies outside a worker."""
+"""One account of two sources (C1 to C6)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 from kvbm_builders import Bench, Chains, level
 
 from policies.cluster.blocks import BlockRun
-from policies.cluster.ids import Tier, WorkerId
+from policies.cluster.ids import Tier
 from policies.kvbm.consolidate import Residency
 from policies.kvbm.orders import ClearKv
-from policies.kvbm.registry import Location, Registry
 
 G1, G2, G3, G4 = Tier
 
@@ -129,46 +128,3 @@ def test_a_tier_that_is_lost_is_cleared_once() -> None:
     bench.manager.lost(G2)
     bench.poll(0.0)
     assert bench.published == [ClearKv(tier=G2)]
-
-
-# ---------------------------------------------------------------- registry
-
-SHARED = Location(G4)
-PEER = Location(G2, WorkerId(1))
-
-
-def test_the_longest_prefix_is_found_and_misses_are_remembered_for_a_second() -> None:
-    registry = Registry()
-    registry.put("a", SHARED, 10, 7, 0.0)
-    registry.put("b", PEER, 10, 7, 0.0)
-    assert registry.look_up(["a", "b", "c"], 7, 1.0) == [SHARED, PEER]
-    registry.drop("b")
-    registry.drop("b")
-    assert registry.look_up(["a", "b", "c"], 7, 1.0) == [SHARED]
-    assert registry.look_up(["b"], 7, 1.5) == []
-    registry.put("b", PEER, 10, 7, 1.6)
-    assert registry.look_up(["b"], 7, 1.7) == [PEER], "what is put again is asked for again"
-
-
-def test_r5_another_fingerprint_is_another_content() -> None:
-    registry = Registry()
-    registry.put("a", SHARED, 10, 7, 0.0)
-    assert registry.look_up(["a"], 8, 0.0) == []
-    assert registry.look_up(["a"], 7, 0.0) == [SHARED]
-
-
-def test_leases_end_unless_they_are_renewed_and_owners_take_theirs_along() -> None:
-    registry = Registry()
-    registry.put("a", SHARED, 10, 7, 0.0)
-    registry.put("b", PEER, 10, 7, 0.0)
-    assert registry.renew(WorkerId(1), 20.0) == 1
-    assert registry.expire(60.0) == 1
-    assert registry.look_up(["b"], 7, 60.0) == [PEER]
-    registry.put("a", SHARED, 10, 7, 61.0)
-    assert registry.owner_lost(WorkerId(1)) == 1
-    assert registry.look_up(["a", "b"], 7, 61.0) == [SHARED]
-
-
-def test_a_lease_that_is_shorter_than_a_hold_is_flagged() -> None:
-    assert Registry(lease_s=5.0, holds_longest_s=10.0).lease_is_short
-    assert not Registry(lease_s=60.0, holds_longest_s=10.0).lease_is_short

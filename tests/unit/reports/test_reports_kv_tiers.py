@@ -34,3 +34,10 @@ def test_what_was_read_of_other_workers_stands_in_a_line_of_its_own() -> None:
     assert list(tier_lines(kvbm))[-1] == "other workers: 6 kB up in 3 blocks"
     kvbm["peers"] = {"loaded": 1, "failed_reads": 2, "loaded_bytes": 1000}
     assert list(tier_lines(kvbm))[-1] == "other workers: 1 kB up in 1 block; 2 failed reads"
+
+
+def test_how_often_the_registry_was_asked() -> None:
+    kvbm = {"hits": {"lookups": 10}, "edges": {}, "registry": {"asked": 1200, "late": 0}}
+    assert list(tier_lines(kvbm))[-1] == "registry: 1,200 look-ups"
+    kvbm["registry"] = {"asked": 1, "late": 1}
+    assert list(tier_lines(kvbm))[-1] == "registry: 1 look-up, 1 without an answer in time"
