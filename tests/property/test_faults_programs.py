@@ -94,7 +94,7 @@ class Blow:
                 world.call(self.later_s(20 + self.delay_ms), Order.FAULT, lambda: _go_on(world, worker_id))
             case "cut" | "island" if not busy_with_itself:
                 self._cut_off(world, worker)
-            case "part" if world.handoffs is not None:
+            case "part" if world.handoffs is not None or world.block_tiers is not None:
                 self._part(world, worker_id)
             case "errors":
                 failing = churn.failing.setdefault(worker_id, {})

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulate import Seen, engine_settings, simulate, trace_row
 from test_engine_against_naive import KEY_TOKENS
-from test_faults_programs import Blow, blows, perform
+from test_faults_programs import FIXED, Blow, blows, perform
 from test_kvbm_faults import tier_blows
 from test_kvbm_kinds import KINDS, Kind, sized
 from test_kvbm_legs import same, tiered_programs
@@ -23,8 +23,10 @@ from test_kvbm_world import (
     LATENCY,
     LINKS,
     nothing_is_left,
+    returning,
     run,
     tiers,
+    tight,
     widened,
 )
 from test_legs_programs import Below, Program, carry_out
@@ -105,6 +107,23 @@ def reading(draw: st.DrawFn) -> list[TierPlan]:
         )
         for n, plan in enumerate(plans)
     ]
+
+
+@examples(300)
+@given(
+    returning(), tight(), reading(), blows(ties=True), tier_blows(), st.sampled_from(["kv", "round-robin"])
+)  # fmt: skip
+def test_reading_from_peers_that_are_lost_or_cannot_be_reached(
+    rows: list[Row], options: dict, plans: list[TierPlan], program: list[Blow], more: list[Blow], mode: str
+) -> None:
+    engine = engine_settings(**options | {"prefix_caching": True}, tiers=True)
+    leapt, stepped = (
+        perform(rows, program + more, replace(engine, leap=leap), FIXED, mode, tiers=plans, links=LINKS)
+        for leap in (True, False)
+    )
+    assert leapt[0].requests == stepped[0].requests
+    assert leapt[1].events == stepped[1].events
+    assert leapt[2].notes == stepped[2].notes
 
 
 @examples(300)

@@ -17,6 +17,7 @@ from policies.kvbm.build import EVICTIONS
 from policies.kvbm.lane import BatchRules
 from policies.kvbm.level import TRIGGERS, WHEN_FULL
 from policies.kvbm.look_up import Rule
+from policies.kvbm.registry import RegistryRules
 from policies.kvbm.tiers import TierSpec
 from policies.router.build import build
 from policies.router.kv import Kv
@@ -69,6 +70,14 @@ def tight(draw: st.DrawFn) -> dict:
 DEMANDS = st.one_of(st.tuples(returning(), tight()), st.tuples(returning(), tight()), st.tuples(traces(), engines()))
 
 
+REGISTRIES = st.builds(
+    RegistryRules,
+    lookup_s=st.sampled_from([0.001, 0.005, 0.0137, 0.02, 0.05]),
+    lease_s=st.sampled_from([0.03, 0.09, 60.0]),
+    negative_s=st.sampled_from([0.0, 0.05, 1.0]),
+)
+
+
 @st.composite
 def tiers(draw: st.DrawFn, workers: int = 2) -> list[TierPlan]:
     """The same tiers for each worker; the remote one is common to all."""
@@ -78,6 +87,7 @@ def tiers(draw: st.DrawFn, workers: int = 2) -> list[TierPlan]:
         max_blocks=draw(st.integers(2, 9)), min_blocks=2, flush_s=draw(st.sampled_from([0.0, 0.01, 0.05]))
     )
     bounce = draw(st.booleans())
+    registry = draw(st.none() | REGISTRIES)
     latency_s = draw(st.sampled_from([0.0005, 0.02, 0.06]))
     options = {
         tier: {
@@ -117,7 +127,7 @@ def tiers(draw: st.DrawFn, workers: int = 2) -> list[TierPlan]:
             for tier in Tier
             if tier in wanted
         )
-        plans.append(TierPlan(levels=levels, rule=rule, batches=rules, min_lfu_count=1, decay_s=0.1))
+        plans.append(TierPlan(levels=levels, rule=rule, batches=rules, min_lfu_count=1, decay_s=0.1, registry=registry))
     return plans
 
 
