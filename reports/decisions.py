@@ -51,6 +51,7 @@ class Seen:
     decode_blocks: float
     active_requests: int
     why_not: str | None
+    peer_blocks: int = 0
 
 
 _SEEN: Final = tuple(item.name for item in fields(Seen))
@@ -122,7 +123,8 @@ def _decision(entry: _Entry, ttft_s: float | None) -> Decision:
     worker_id = None if isnan(entry.worker_id) else int(entry.worker_id)
     candidates = None
     if entry.candidates is not None:
-        candidates = tuple(Seen(**{name: one[name] for name in _SEEN}) for one in json.loads(entry.candidates))
+        told = json.loads(entry.candidates)
+        candidates = tuple(Seen(**{name: one[name] for name in _SEEN if name in one}) for one in told)
     chosen, others = _apart(candidates or (), worker_id)
     runner_up = regret = lost = None
     if chosen is not None and chosen.cost is not None:
@@ -155,7 +157,8 @@ def _apart(candidates: Sequence[Seen], worker_id: int | None) -> tuple[Seen | No
 
 # --- in words ---------------------------------------------------------------------------------------------------------
 
-_HEADS: Final = ("", "worker", "cost", "prompt", "credit", "decode", "open", "cached", "")
+_HEADS: Final = ("", "worker", "cost", "prompt", "credit", "decode", "open", "cached", "at peers", "")
+_AT_PEERS: Final = _HEADS.index("at peers")
 
 
 def decision_text(one: Decision, names: Mapping[int, str]) -> str:
@@ -205,22 +208,26 @@ def _difference(chosen: Seen, other: Seen) -> str:
 
 def _table(one: Decision, names: Mapping[int, str]) -> Iterator[str]:
     rows = [_HEADS, *(_cells(seen, one, names) for seen in one.candidates or ())]
-    widths = [max(len(row[place]) for row in rows) for place in range(len(_HEADS))]
+    if not any(seen.peer_blocks for seen in one.candidates or ()):  # nowhere, or nobody counts them
+        rows = [row[:_AT_PEERS] + row[_AT_PEERS + 1 :] for row in rows]
+    last = len(rows[0]) - 1
+    widths = [max(len(row[place]) for row in rows) for place in range(last)]
     for row in rows:
-        cells = [row[0], row[1].ljust(widths[1]), *(row[at].rjust(widths[at]) for at in range(2, 8)), row[8]]
+        cells = [row[0], row[1].ljust(widths[1]), *(row[at].rjust(widths[at]) for at in range(2, last)), row[last]]
         yield "  " + "  ".join([cells[0].ljust(widths[0]), *cells[1:]]).rstrip()
 
 
 def _cells(seen: Seen, one: Decision, names: Mapping[int, str]) -> tuple[str, ...]:
     mark = ">" if seen.worker_id == one.worker_id else ""
     if seen.why_not is not None:
-        return (mark, _name(seen.worker_id, names), *[""] * 6, seen.why_not)
+        return (mark, _name(seen.worker_id, names), *[""] * 7, seen.why_not)
     terms = (seen.prefill_blocks, seen.credit_blocks, seen.decode_blocks)
     shown = [text.figures(value, 4) for value in terms] if seen.cost is not None else ["", "", ""]
     cost = "" if seen.cost is None else text.figures(seen.cost, 4)
     open_ = seen.active_requests if seen.cost is not None else seen.in_flight
     cached = text.count(seen.overlap_blocks) if seen.cost is not None else ""
-    return (mark, _name(seen.worker_id, names), cost, *shown, text.count(open_), cached, "")
+    at_peers = text.count(seen.peer_blocks) if seen.cost is not None else ""
+    return (mark, _name(seen.worker_id, names), cost, *shown, text.count(open_), cached, at_peers, "")
 
 
 def _name(worker_id: int, names: Mapping[int, str]) -> str:

@@ -603,6 +603,13 @@ class RouterConfig:
     shared_cache_multiplier: float | None = _key(
         None, "credit of a block in a shared tier", low=0, high=1, absent="0.5 where there is a shared tier"
     )
+    peer_cache_hit_weight: float | None = _key(
+        None,
+        "credit of a block in host memory of another worker, which this one can read (kvbm.peers)",
+        above=0,
+        high=1,
+        absent="it counts for its owner alone",
+    )
     decode_active_request_weight: float = _key(
         0.0, "cost of each open request on a worker, in blocks", low=0, high=HEAVIEST
     )

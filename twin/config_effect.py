@@ -33,6 +33,7 @@ TIERS: Mapping[str, tuple[str, Callable[[KvbmConfig], bool]]] = {
     "host_cache_hit_weight": ("host memory", lambda kvbm: kvbm.has_cpu),
     "disk_cache_hit_weight": ("a disk of its own", lambda kvbm: kvbm.has_disk and not kvbm.disk_shared),
     "shared_cache_multiplier": ("a tier that workers share", lambda kvbm: kvbm.remote or kvbm.disk_shared),
+    "peer_cache_hit_weight": ("host memory that others read (peers)", lambda kvbm: kvbm.peers and kvbm.has_cpu),
 }
 """What a worker must have below its device for a weight of the router to count."""
 PREFILL_TERM = ("prefill_load_scale", "overlap_score_weight", "overlap_score_credit", "overlap_score_credit_decay")

@@ -243,7 +243,7 @@ def _peers(group: Group, spec: WorkerSpec) -> PeerPlan:
             latency_s=config.peer_latency_s,
             bytes_per_s=min(config.peer_gb_per_s, config.cpu_gb_per_s) * GB,
         ),
-        layout=(kinds.model, kinds.kv, kinds.tp, group.settings.block_size),
+        layout=f"{kinds.model} kv={kinds.kv} tp={kinds.tp} block_size={group.settings.block_size}",
         out=_other_way(into),
         into=into,
         up=up,

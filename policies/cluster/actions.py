@@ -13,7 +13,8 @@ from policies.frozen import frozen
 @frozen
 class Candidate:
     """One worker as a decision saw it, or one rank of it where the router chooses among ranks; blocks and tokens as the
-    names say, `why_not` None when eligible. `index_mode`: how far what it has cached is known (live, recovering,
+    names say, `why_not` None when eligible. `peer_blocks` are those that it would read in host memory of other workers,
+    where these count. `index_mode`: how far what it has cached is known (live, recovering,
     degraded), where its engine tells that itself.
     """
 
@@ -29,6 +30,7 @@ class Candidate:
     why_not: str | None = None
     dp_rank: int | None = None
     index_mode: str | None = None
+    peer_blocks: int = 0
 
 
 @frozen

@@ -201,6 +201,8 @@ class WorkerUp(WorkerEvent):
     say). `epoch` rises when the same id registers again. `loras` are the adapters that it serves beside the plain model
     (None: whichever is asked for). `dp_ranks` are the data-parallel ranks that tell of their blocks each for itself.
     `taints` say where and what it is, `models` which models it serves (None: any); `on_cpu`: it runs without GPUs.
+    `peers`: the layout of its KV, where it reads host memory of workers that say the same, and they its own (None: it
+    reads nobody's).
     """
 
     name: str
@@ -216,6 +218,7 @@ class WorkerUp(WorkerEvent):
     taints: tuple[str, ...] = ()
     models: tuple[str, ...] | None = None
     on_cpu: bool = False
+    peers: str | None = None
 
     def serves(self, lora: str | None) -> bool:
         """Whether it can run requests of an adapter; everybody runs those of none (None or "")."""

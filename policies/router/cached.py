@@ -50,12 +50,14 @@ class CacheIndex(Protocol):
 
 class SimulatedIndex(PrefixIndex):
     """Fed by `BlocksStored`, `BlocksRemoved`, `BlocksCleared`. Late news of a worker that is gone must not bring its
-    blocks back: they are `stale_events`."""
+    blocks back: they are `stale_events`. `credits_peers`: what a worker can read in host memory of others counts for
+    it."""
 
-    __slots__ = ("_below", "_up", "stale_events", "stores")
+    __slots__ = ("_below", "_credits_peers", "_up", "stale_events", "stores")
 
-    def __init__(self) -> None:
+    def __init__(self, *, credits_peers: bool = False) -> None:
         super().__init__()
+        self._credits_peers = credits_peers
         self._below = LowerTiers()
         self._up: set[WorkerId] = set()
         self.stores = self.stale_events = 0
@@ -81,6 +83,8 @@ class SimulatedIndex(PrefixIndex):
         elif isinstance(event, (WorkerUp, WorkerLost)):  # whoever had this id before: a new one holds nothing
             self.clear(event.worker_id)
             self._below.clear(event.worker_id)
+            if self._credits_peers:
+                self._below.reads_peers(event.worker_id, event.peers if isinstance(event, WorkerUp) else None)
             (self._up.add if isinstance(event, WorkerUp) else self._up.discard)(event.worker_id)
         return ()
 

@@ -23,6 +23,7 @@ class Weights(NamedTuple):
     host: float
     disk: float
     shared: float
+    peer: float
     active_request: float
     track_prefill: bool
     decode_leg: bool = False
@@ -32,8 +33,8 @@ class Load(NamedTuple):
     """One candidate as the formula sees it.
 
     `decode_blocks` is the decode term as it stands (with or without this request: the caller's decode basis).
-    `device_blocks` is the cached prefix in device memory, `host_blocks`, `disk_blocks` and `shared_blocks` what each
-    lower tier adds to it.
+    `device_blocks` is the cached prefix in device memory, `host_blocks`, `disk_blocks`, `shared_blocks` and
+    `peer_blocks` (host memory of other workers) what each lower tier adds to it.
     """
 
     active_prefill_tokens: float
@@ -43,6 +44,7 @@ class Load(NamedTuple):
     host_blocks: int = 0
     disk_blocks: int = 0
     shared_blocks: int = 0
+    peer_blocks: int = 0
 
 
 class Terms(NamedTuple):
@@ -68,6 +70,7 @@ def weights(settings: RouterSettings) -> Weights:
         host=settings.host_cache_hit_weight,
         disk=settings.disk_cache_hit_weight,
         shared=settings.shared_cache_multiplier or 0.0,
+        peer=settings.peer_cache_hit_weight or 0.0,
         active_request=settings.decode_active_request_weight,
         track_prefill=settings.track_prefill_tokens,
     )
@@ -82,7 +85,7 @@ def terms(w: Weights, isl_tokens: int, block_size: int, load: Load, least_prefil
     raw = 0.0
     decay = 1.0
     if w.track_prefill:
-        cached = load.device_blocks + load.host_blocks + load.disk_blocks + load.shared_blocks
+        cached = load.device_blocks + load.host_blocks + load.disk_blocks + load.shared_blocks + load.peer_blocks
         raw = (load.active_prefill_tokens + max(isl_tokens, cached * block_size)) / block_size
         if w.credit_decay > 0:
             prompt_blocks = max(1, -(-isl_tokens // block_size))
@@ -93,6 +96,7 @@ def terms(w: Weights, isl_tokens: int, block_size: int, load: Load, least_prefil
         + w.host * load.host_blocks
         + w.disk * load.disk_blocks
         + w.shared * load.shared_blocks
+        + w.peer * load.peer_blocks
     )
     requests = w.active_request * load.active_requests
     if w.decode_leg and not w.track_prefill and w.overlap_credit > 0:

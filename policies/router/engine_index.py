@@ -29,10 +29,12 @@ class EngineIndex:
     """A worker is one place, or each of its ranks is one (`by_rank`). Of a worker whose ranks are not told apart, the
     rank that has most of a prompt counts: nobody knows yet which one will get it."""
 
-    def __init__(self, block_size: int, *, by_rank: bool) -> None:
+    def __init__(self, block_size: int, *, by_rank: bool, credits_peers: bool = False) -> None:
         self.live = LiveIndex(block_size)
         self.stores = 0
         self._by_rank = by_rank
+        self._credits_peers = credits_peers
+        self._layouts: dict[RankId, str] = {}  # of those that read host memory of each other
         self._ranks: dict[Place, tuple[RankId, ...]] = {}
         self._place: dict[RankId, Place] = {}
         self._last: tuple[tuple[int, ...], BlockPath] | None = None
@@ -46,6 +48,8 @@ class EngineIndex:
             for place, ranks in self._places(event).items():
                 self._ranks[place] = ranks
                 self._place.update(dict.fromkeys(ranks, place))
+                if self._credits_peers and event.peers is not None:
+                    self._layouts.update(dict.fromkeys(ranks, event.peers))
         elif isinstance(event, WorkerLost):
             self._forget(event.worker_id)
         return self.live.on(event)
@@ -59,6 +63,7 @@ class EngineIndex:
     def _forget(self, worker_id: WorkerId) -> None:
         for rank in [rank for rank in self._place if rank.worker_id == worker_id]:
             self._ranks.pop(self._place.pop(rank), None)
+            self._layouts.pop(rank, None)
 
     # ------------------------------------------------------------ what is asked
 
@@ -90,7 +95,13 @@ class EngineIndex:
         ranks = self._ranks.get(place, ())
         if path is None or not ranks:
             return NOTHING
-        return max((Beyond(*self.live.beyond(path, rank, device_blocks, usable)) for rank in ranks), key=sum)
+        found = (self.live.beyond(path, rank, device_blocks, usable, self._peers(rank)) for rank in ranks)
+        return max((Beyond(*blocks) for blocks in found), key=sum)
+
+    def _peers(self, rank: RankId) -> Sequence[RankId]:
+        """The others whose host memory a rank may read."""
+        layout = self._layouts.get(rank)
+        return [other for other, one in self._layouts.items() if one == layout] if layout is not None else ()
 
     def mode(self, place: Place) -> FeedMode:
         """How far the content of a place can be trusted: as its worst rank."""

@@ -106,6 +106,7 @@ class Kv(Router):
         self._counts_new = settings.track_active_blocks and settings.decode_basis == "potential"
         self._weights = cost.weights(settings)
         self._ties = Ties(settings.tie_break, settings.seed)
+        self._credits_peers = bool(settings.peer_cache_hit_weight)
         self._index = self._new_index()
         self._guesses = _guesses(settings)
         self._likes = bool(settings.preferred_taints)
@@ -196,7 +197,7 @@ class Kv(Router):
 
     def _new_index(self) -> CacheIndex:
         """An index that nobody has told anything yet."""
-        return SimulatedIndex()
+        return SimulatedIndex(credits_peers=self._credits_peers)
 
     # ------------------------------------------------------------ one decision
 
@@ -216,8 +217,15 @@ class Kv(Router):
         if self._guesses is not None:
             counted_blocks, overlap_blocks = overlap_blocks, self._overlap_blocks(event, self._ids[at])
             cached = f"{counted_blocks} blocks {self._guesses.told(counted_blocks, overlap_blocks)}"
+        if self._credits_peers:
+            cached += self._at_peers(event, self._ids[at], seen.device_blocks[at])
         reason = f"cost {costs[at]:.2f}, {cached}, {seen.requests[at]} open"
         return Choice(at, rule, reason, overlap_blocks)
+
+    def _at_peers(self, event: RequestArrived, place: Place, device_blocks: int) -> str:
+        """What of a prompt a place can read of its peers, in words."""
+        blocks = self._index.beyond(event.blocks, place, device_blocks, self._usable(event)).peer_blocks
+        return f" and {blocks} at peers" if blocks else ""
 
     def _costs(self, event: RequestArrived, seen: Seen) -> list[float]:
         """What the request would cost at each place; the lowest wins. Another formula goes here."""
@@ -325,8 +333,8 @@ class Kv(Router):
         seen = self._see(event, live)
         told = []
         costs = zip(self._costs(event, seen), self._likings(event), strict=True)
-        rows = zip(self._owners, costs, self._terms(event, seen), *seen, strict=True)
-        for worker, (blocks, liking), terms, *load in rows:
+        rows = zip(self._owners, costs, self._terms(event, seen), self._beyond(event, seen), *seen, strict=True)
+        for worker, (blocks, liking), terms, below, *load in rows:
             told.append(
                 Candidate(
                     worker_id=worker.worker_id,
@@ -338,6 +346,7 @@ class Kv(Router):
                     decode_blocks=terms.decode_blocks,
                     active_prefill_tokens=load[0],
                     active_requests=load[2],
+                    peer_blocks=below.peer_blocks,
                 )
             )
         return told

@@ -40,7 +40,9 @@ class KvEngine(Kv):
     def _new_index(self) -> CacheIndex:
         if not self.settings.use_kv_events:
             return super()._new_index()
-        self._told = EngineIndex(self.settings.block_size, by_rank=self.settings.route_ranks)
+        self._told = EngineIndex(
+            self.settings.block_size, by_rank=self.settings.route_ranks, credits_peers=self._credits_peers
+        )
         return self._told
 
     @property

@@ -38,6 +38,9 @@ class RouterSettings:
     device-aware-weighted, `programs` for mode thunder. `prefill_tokens_per_s`: how fast prompts are computed, so that
     the load of one shrinks while it is (None: it counts in full until its first token).
 
+    `peer_cache_hit_weight`: credit of a block in host memory of another worker that reads and is read (None: it counts
+    for nobody but its owner).
+
     `index`: whose words tell what is cached, the simulator's own (`cached`) or those of engines (`engine_index`), which
     number what they say and can be asked again. `route_ranks`: each data-parallel rank of a worker is a place of its
     own; without, a worker chooses among its ranks.
@@ -69,6 +72,7 @@ class RouterSettings:
     index_policy: IndexPolicy
     approximate_ttl_s: float
     predicted_ttl_s: float | None = None
+    peer_cache_hit_weight: float | None = None
     index: IndexKind = "simulated"
     route_ranks: bool = False
     device_ratio: int | None = None
@@ -110,4 +114,4 @@ _AT_LEAST_ZERO = (
     "decode_active_request_weight",
     "router_temperature",
 )
-_SHARES = ("host_cache_hit_weight", "disk_cache_hit_weight", "shared_cache_multiplier")
+_SHARES = ("host_cache_hit_weight", "disk_cache_hit_weight", "shared_cache_multiplier", "peer_cache_hit_weight")

@@ -121,5 +121,6 @@ def test_the_figures_that_nobody_sets() -> None:
     assert [MultiLru(Sketch(1)).level(n) for n in (1, 2, 5, 6, 14, 15)] == [0, 1, 1, 2, 2, 3]
     assert (DEGRADED_AFTER, PROBE_S) == (5, 30.0)
     assert Rule().name == "always"
-    assert (registry.LEASE_S, registry.RENEW_S, registry.LOOK_UP_TIMEOUT_S) == (60.0, 20.0, 0.020)
+    assert (KvbmConfig().registry_lease_s, KvbmConfig().registry_negative_s) == (60.0, 1.0)
+    assert (60.0 / registry.RENEWALS, registry.LOOK_UP_TIMEOUT_S) == (20.0, 0.020)
     assert (replicas.SILENCE_S, replicas.TOMBSTONE_S, replicas.BATCH_OPS) == (30.0, 60.0, 256)

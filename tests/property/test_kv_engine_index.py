@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from simulate import KEY_TOKENS, Seen, engine_settings, simulate
 from test_engine_against_naive import traces
 from test_faults_programs import FIXED, Blow, blows, engine_options, perform
+from test_kvbm_peers import reading
 from test_kvbm_world import LATENCY, LINKS, returning, tiers, tight
 
 from policies.cluster.events import RequestArrived
@@ -95,10 +96,13 @@ def test_decisions_are_the_same(
 
 
 @examples(200)
-@given(DEMANDS, tiers(), st.sampled_from([0.0, 0.004]))
-def test_decisions_are_the_same_with_tiers(demand: tuple[list[Row], dict], plans: list[TierPlan], lag_s: float) -> None:
+@given(DEMANDS, tiers() | reading(workers=2), st.sampled_from([0.0, 0.004]), st.sampled_from([None, 0.5]))
+def test_decisions_are_the_same_with_tiers(
+    demand: tuple[list[Row], dict], plans: list[TierPlan], lag_s: float, weight: float | None
+) -> None:
     rows, options = demand
-    told, engine = (run(rows, options, index, {}, plans, lag_s) for index in ("simulated", "engine"))
+    credit: dict[str, object] = {"peer_cache_hit_weight": weight}
+    told, engine = (run(rows, options, index, credit, plans, lag_s) for index in ("simulated", "engine"))
     same(told, engine)
 
 

@@ -62,6 +62,7 @@ def eager(workers: int = 3) -> st.SearchStrategy[list[TierPlan]]:
             replace(
                 plan,
                 batches=replace(plan.batches, flush_s=0.0),
+                registry=None if plan.registry is None else replace(plan.registry, lookup_s=0.001, negative_s=0.0),
                 levels=tuple(
                     replace(level, spec=replace(level.spec, latency_s=0.0005)) if at == 0 else level
                     for at, level in enumerate(plan.levels)
@@ -85,9 +86,9 @@ def _has_host(plans: list[TierPlan]) -> bool:
 
 
 @st.composite
-def reading(draw: st.DrawFn) -> list[TierPlan]:
-    """Three workers with host memory, some of them with another layout; reads cross the wires of both."""
-    plans = draw(tiers(workers=3).filter(_has_host))
+def reading(draw: st.DrawFn, workers: int = 3) -> list[TierPlan]:
+    """Workers with host memory, some of them with another layout; reads cross the wires of both."""
+    plans = draw(tiers(workers=workers).filter(_has_host))
     if draw(st.booleans()):
         plans = widened(plans)
     latency_s = draw(st.sampled_from([0.0, 0.004, 0.05]))

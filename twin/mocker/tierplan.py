@@ -5,7 +5,7 @@ Plain values that a configuration or a test makes; nothing here runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import field, replace
 
 from policies.cluster.ids import Tier
@@ -45,7 +45,7 @@ class PeerPlan:
     lanes that bytes cross `out` of it, `into` it, and `up` to its device."""
 
     spec: TierSpec
-    layout: Hashable
+    layout: str
     out: Lanes
     into: Lanes
     up: Lanes

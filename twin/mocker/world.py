@@ -645,6 +645,7 @@ class MockWorld:
             loras=spec.loras,
             taints=spec.taints,
             on_cpu=spec.on_cpu,
+            peers=spec.tiers.peers.layout if spec.tiers is not None and spec.tiers.peers is not None else None,
         )
         lane = self._host_lane(spec, engine)
         self.workers[spec.worker_id] = MockWorker(self.clock, engine, up, self._on_step, self.news.watch, lane)

@@ -19,6 +19,7 @@ from policies.cluster.ids import Tier
 TIERS: tuple[Tier, ...] = tuple(Tier)
 """The tiers, fastest first; a tier's place here is its number below."""
 
+HOST = TIERS.index(Tier.G2_HOST)
 SHARED = TIERS.index(Tier.G4_REMOTE)
 """The number of the tier that is everybody's, whoever tells of a block there."""
 
@@ -232,25 +233,27 @@ def reach(tiers: Sequence[Holders], path: BlockPath, everyone: Mask, most_blocks
 
 
 def beyond(
-    tiers: Sequence[Holders], path: BlockPath, bit: Mask, at: int, most_blocks: int
-) -> tuple[int, int, int]:  # by host, disk, shared
-    """How a path goes on below `at` blocks for one holder, tier by tier as in `reach`: in host memory, then on disk,
-    then in the shared tier."""
-    found = [0, 0, 0]
+    tiers: Sequence[Holders], path: BlockPath, bit: Mask, at: int, most_blocks: int, peers: Mask = 0
+) -> tuple[int, int, int, int]:  # by host, disk, shared, peers
+    """How a path goes on below `at` blocks for one holder, tier by tier as in `reach`: in host memory, then in that of
+    its `peers`, on disk, in the shared tier."""
+    found = [0, 0, 0, 0]
     most = min(path.blocks, most_blocks)
-    for tier in range(1, len(tiers)):
-        covers = tiers[tier].covers
-        who = EVERYBODY if tier == SHARED else bit
+    ways = [(HOST, bit, 0), (HOST, peers, 3), *((tier, bit, tier - 1) for tier in range(HOST + 1, len(tiers)))]
+    for tier, who, place in ways:
+        if tier == SHARED:
+            who = EVERYBODY
+        covers = tiers[tier].covers if who else {}
         for branch, end in path.pieces if covers else ():
             end = min(end, most)
             if at < end:
                 cover = covers.get(branch)
                 upto = cover.along(who, at, end) if cover is not None else at
-                found[tier - 1] += upto - at
+                found[place] += upto - at
                 at = upto
                 if at < end:
                     break
-    return found[0], found[1], found[2]
+    return found[0], found[1], found[2], found[3]
 
 
 def _along_one(covers: dict[Branch, Cover], path: BlockPath, everyone: Mask, most: int) -> Ends:

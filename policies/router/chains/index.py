@@ -7,7 +7,7 @@ and loaded, so that a new router starts from what another one knows. What nobody
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, TypeAlias
 
 from policies.cluster.blocks import BlockPath, ContentTree
@@ -201,10 +201,16 @@ class ChainIndex:
         """Whether nothing is held below device memory."""
         return not any(holders.covers for holders in self._world.tiers[1:])
 
-    def beyond(self, path: BlockPath, rank: RankId, at: int, most_blocks: int) -> tuple[int, int, int]:
-        """Blocks that a rank has of a prompt below its first `at`: in host memory, on disk, in the shared tier."""
-        lineage = self._ranks.get(rank)
-        return beyond(self._world.tiers, path, lineage.bit if lineage is not None else 0, at, most_blocks)
+    def beyond(
+        self, path: BlockPath, rank: RankId, at: int, most_blocks: int, peers: Iterable[RankId] = ()
+    ) -> tuple[int, int, int, int]:
+        """Blocks that a rank has of a prompt below its first `at`: in host memory, on disk, in the shared tier, and in
+        host memory of `peers`."""
+        lineage, others = self._ranks.get(rank), 0
+        for peer in peers:
+            known = self._ranks.get(peer)
+            others |= known.bit if known is not None else 0
+        return beyond(self._world.tiers, path, lineage.bit if lineage is not None else 0, at, most_blocks, others)
 
     def depths(self, found: Reach) -> dict[RankId, int]:
         """Leading blocks in device memory of each rank that has any."""

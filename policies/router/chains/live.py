@@ -7,7 +7,7 @@ and is counted. Nothing here chooses a worker.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import add
 from typing import NamedTuple
 
@@ -205,9 +205,12 @@ class LiveIndex:
         """Whether no such rank has anything below device memory."""
         return self._indexes[self.block_size].is_flat
 
-    def beyond(self, path: BlockPath, rank: RankId, at: int, most_blocks: int) -> tuple[int, int, int]:
-        """Blocks that such a rank has of a path below its first `at`: in host memory, on disk, in the shared tier."""
-        return self._indexes[self.block_size].beyond(path, rank, at, most_blocks)
+    def beyond(
+        self, path: BlockPath, rank: RankId, at: int, most_blocks: int, peers: Iterable[RankId] = ()
+    ) -> tuple[int, int, int, int]:
+        """Blocks that such a rank has of a path below its first `at`: in host memory, on disk, in the shared tier, and
+        in host memory of `peers`."""
+        return self._indexes[self.block_size].beyond(path, rank, at, most_blocks, peers)
 
     def columns(self, prompt: Prompt, ranks: Sequence[RankId]) -> Columns:
         """What these ranks have of a prompt, in the router's blocks, never all of it: its last token is computed."""

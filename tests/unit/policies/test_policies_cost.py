@@ -44,6 +44,9 @@ def test_k6_and_k7_lower_tiers() -> None:
     assert cost(1024, 64, load) == 24.5
     with_shared = weights(router_settings("kv", shared_cache_multiplier=0.5))
     assert cost(1024, 64, load._replace(shared_blocks=6), with_shared) == 21.5
+    with_peers = weights(router_settings("kv", peer_cache_hit_weight=0.5))
+    assert cost(1024, 64, load._replace(peer_blocks=6), with_peers) == 21.5
+    assert cost(1024, 64, load._replace(peer_blocks=6)) == 24.5
 
 
 def test_k8_credit_is_clamped_at_zero() -> None:
