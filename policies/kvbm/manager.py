@@ -627,11 +627,19 @@ class BlockManager:
             holds += held
             runs += [BlockRun(part.run.branch, lo, hi) for lo, hi in fresh]
         body.store.release(holds)
-        if self.registry is not None and body.spec.is_shared:
-            self.registry.put(body.unlisted, [part.run for part in parts])
+        if body.spec.is_shared:
+            self._put(body, [part.run for part in parts])
         self._tell(body, True, runs)
         for part in parts:
             self._arrived(at + 1, part.run, now_s)
+
+    def _put(self, body: TierBody, runs: Sequence[BlockRun]) -> None:
+        """Blocks that others may read are put on record, as far as this worker can."""
+        if self.registry is not None:
+            self.registry.put(body.unlisted, runs)
+        elif body.unlisted.blocks:
+            for run in runs:
+                body.unlisted.remove(*run)
 
     def _tell(self, body: TierBody, is_store: bool, runs: Sequence[BlockRun]) -> None:
         if body.shares is not None:

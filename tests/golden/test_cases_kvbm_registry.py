@@ -116,6 +116,15 @@ def test_a_read_that_a_partition_breaks_off_begins_anew_when_it_is_over(tmp_path
     assert hits(run) == {"lookups": 8, "g2": 2, "miss_absent": 6}
 
 
+def test_workers_that_do_not_reach_each_other_ask_and_read_in_vain(tmp_path: Path) -> None:
+    """Both reach the registry, so leases are renewed; the read begins when the partition is over."""
+    parted = faults(tmp_path, 'kind = "partition"\nbetween = ["pool-0", "pool-1"]\nat_ms = 2500\nuntil_ms = 3500')
+    run = two(tmp_path / "run", *PEERS, LOOK_UP, parted)
+    assert run.ms("ttft_s")[3] == 500 + 2 + 2
+    at_once = two(tmp_path / "once", *PEERS, parted)
+    assert at_once.ms("ttft_s")[3] == 130, "who knows all at once does not ask for what it cannot reach"
+
+
 def test_a_peer_that_is_back_puts_all_that_it_has(tmp_path: Path) -> None:
     cut = cut_off(tmp_path, 2200, 2900)
     run = two(tmp_path / "run", *PEERS, LOOK_UP, cut, "workers.kvbm.registry_lease_s=0.3")

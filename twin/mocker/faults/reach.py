@@ -45,7 +45,8 @@ def part(stage: Stage, fault: Fault, occurrence: Occurrence, entry: Entry) -> st
 def two_sets(stage: Stage, fault: Fault) -> tuple[frozenset[WorkerId], frozenset[WorkerId]]:
     """The two sets of workers of a partition between workers. Raises ConfigError where there are none."""
     assert fault.between is not None
-    if stage.world.handoffs is None:
+    reads = any(spec.tiers is not None and spec.tiers.peers is not None for spec in stage.world.specs.values())
+    if stage.world.handoffs is None and not reads:
         raise ConfigError(
             f"{fault.where}: between has no effect: no worker of this run sends anything to another one; "
             "cut workers off from all with worker = or role ="
