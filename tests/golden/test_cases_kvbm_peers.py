@@ -12,6 +12,8 @@ from test_cases_kvbm_roles import rows, split, worker
 from toy import CASES, Run, toy
 
 from policies.errors import TwinError
+from reports.decisions import decision_text, decisions_of
+from reports.record import RunRecord
 
 PEERS = ("workers.kvbm.peers=true", "workers.kvbm.peer_gb_per_s=8.388608", "workers.kvbm.peer_latency_s=0")
 """A block of 8,388,608 B takes a millisecond from worker to worker."""
@@ -78,6 +80,23 @@ def test_host_memory_that_vanishes_and_damaged_blocks_of_a_peer(tmp_path: Path) 
     run = two(tmp_path / "bad", *PEERS, bad)
     assert run.ms("ttft_s")[3] == 2 + 130, "both blocks are read, and then computed"
     assert hits(run) == {"lookups": 8, "miss_absent": 6, "miss_failed": 2}
+
+
+def test_the_router_tells_what_it_saw_at_peers(tmp_path: Path) -> None:
+    """A on W0, and C, which drives A down to host memory; A again: W0 has nothing on its device then, W1 could read it
+    there."""
+    kv = ("router.mode=kv", "router.tie_break=lowest_id", "router.peer_cache_hit_weight=0.5")
+    a, c = (130, [1, 2, 3], 1), (130, [11, 12, 13], 1)
+    trace = rows(tmp_path, (0, *a), (1000, *c), (2000, *a))
+    run = toy(trace, tmp_path / "run", *TIER, *PEERS, *kv, workers=2, key_tokens=64, explain=True)
+    record = RunRecord(run.folder)
+    decisions = decisions_of(record, [0, 2])
+    assert [[seen.peer_blocks for seen in one.candidates or ()] for one in decisions] == [[0, 0], [0, 2]]
+    assert [seen.credit_blocks for seen in decisions[1].candidates or ()] == [0.75 * 2, 0.5 * 2]
+    first, last = (decision_text(one, {0: "pool-0", 1: "pool-1"}) for one in decisions)
+    assert "at peers" not in first
+    assert last.splitlines()[-3].split()[-2:] == ["at", "peers"]
+    assert last.splitlines()[-1].split() == ["pool-1", "3.031", "2.031", "1.000", "2.000", "0", "0", "2"]
 
 
 @pytest.mark.parametrize(
