@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeAlias
 
 from policies.cluster.blocks import BlockRun, Branch
-from policies.cluster.ids import RequestId, Tier, WorkerId
+from policies.cluster.ids import RequestId, Tier
 from policies.errors import InvariantError
 from policies.kvbm.batches import Moving, Pinned, before_first, between, first_blocks, rest
 from policies.kvbm.climb import Climb
@@ -22,33 +21,19 @@ from policies.kvbm.landing import Landing, continued, goes_on, worth_waiting
 from policies.kvbm.lane import Batch, Waiting
 from policies.kvbm.level import DROP, IDLE_S, ON_COMPLETE, ON_EVICT, Counts, Level, TierBody
 from policies.kvbm.lifecycle import BlockState, Cause
-from policies.kvbm.look_up import (
-    ALWAYS,
-    Costs,
-    Holding,
-    Lacking,
-    Pieces,
-    Plan,
-    Rule,
-    TierRun,
-    first_lacking,
-    look_up,
-    without,
-)
+from policies.kvbm.look_up import ALWAYS, Costs, Lacking, Pieces, Plan, Rule, TierRun, look_up, without
 from policies.kvbm.offload import Candidate
 from policies.kvbm.orders import ClearKv, Leg, Offload, Onboard, Order, PublishKv
+from policies.kvbm.outside import Outside
 from policies.kvbm.owners import Owners
 from policies.kvbm.peers import PeerView
 from policies.kvbm.prefetch import PrefetchLimits
-from policies.kvbm.registry import NOTHING, Answer, Ask, RegistryView
+from policies.kvbm.registry import Answer, RegistryView
 from policies.kvbm.sketch import Sketch
-from policies.kvbm.spans import Span, Spans
+from policies.kvbm.spans import Span
 from policies.kvbm.spread import Spread
 from policies.kvbm.store import Gone, Hold, Lot, TierStore
 from policies.kvbm.tiers import TierSpec
-
-_Stores: TypeAlias = Sequence[tuple[Tier, Holding]]
-_Peers: TypeAlias = Sequence[tuple[WorkerId, Holding]]
 
 
 class BlockManager:
@@ -72,7 +57,7 @@ class BlockManager:
         registry: RegistryView | None = None,
     ) -> None:
         self.levels = tuple(levels)
-        self.registry = registry
+        self.outside = Outside(self.levels, peers, registry)
         self._load_s = load_s
         self.rule = rule
         self._device_lacking = device_lacking
@@ -122,7 +107,7 @@ class BlockManager:
             owners=self._owners,
             peers=self.peers,
             load_s=load_s,
-            registry=self.registry,
+            registry=self.outside.registry,
         )
         other.climb = self.climb
         other._mates = self._mates
@@ -180,28 +165,22 @@ class BlockManager:
     ) -> Plan:
         """What to load for a prompt of which the device holds the first `device_blocks`, or what to wait for before it
         is looked up again: an `answer` of the registry, where it takes one, too. Changes nothing."""
-        ask = None
-        if self.registry is None:
-            stores, peers = self._there(pieces, now_s)
-        else:
-            if answer is None:
-                answer, ask = NOTHING, self._question(pieces, blocks, usable, device_blocks, now_s)
-            stores, peers = self._seen(answer)
+        seen = self.outside.seen(pieces, blocks, usable, device_blocks, now_s, answer)
         plan = look_up(
             pieces,
             blocks=blocks,
             usable=usable,
             device_blocks=device_blocks,
-            stores=stores,
-            peers=peers,
-            told=answer.reach if answer is not None else None,
+            stores=seen.stores,
+            peers=seen.peers,
+            told=seen.told,
             device_lacking=self._device_lacking,
             room_blocks=room_blocks,
             rule=self.rule,
             costs=costs,
         )
-        if ask is not None:
-            return replace(plan, awaits=(ask,))
+        if seen.ask is not None:
+            return replace(plan, awaits=(seen.ask,))
 
         def lately_failed(of: TierRun, run: BlockRun) -> int | None:
             return self._negative(of).first_in(run, now_s)
@@ -210,30 +189,9 @@ class BlockManager:
             plan = without(plan, lately_failed)
         if may_wait and plan.end < usable and any(mate._moving for mate in self._mates) and goes_on(plan.misses):
             landings = self._landings()
-            more = continued(pieces, plan.end, usable, landings, stores)
+            more = continued(pieces, plan.end, usable, landings, seen.stores)
             plan = replace(plan, awaits=worth_waiting(plan.runs, more, self.rule, costs, now_s))
         return plan
-
-    def asked(self, ask: Ask, now_s: float, *, is_out: bool = False) -> float:
-        """A question is on its way to the registry (`is_out`: nobody answers there now); returns how long until it is
-        `answered`."""
-        assert self.registry is not None
-        shared = {
-            level.body.tier: _spans(ask.runs, level.body.listed)
-            for level in self.levels
-            if level.body.spec.is_shared and level.body.health.reads
-        }
-        peers = self.peers.listed(ask.pieces, ask.runs, now_s) if self.peers is not None else {}
-        answer = Answer(shared, peers)
-        stores, others = self._seen(answer)
-        held = [*stores, *((Tier.G2_HOST, store) for _, store in others)]
-        unknown = first_lacking(ask.pieces, ask.first, ask.end, held)
-        return self.registry.asks(ask, answer, unknown, is_out=is_out)
-
-    def answered(self, ask: Ask, now_s: float) -> None:
-        """An answer is there, or is waited for no longer."""
-        assert self.registry is not None
-        self.registry.answered(ask, now_s)
 
     def alone_s(self, runs: Sequence[TierRun]) -> float:
         """How long it takes to load these runs, side by side, when nothing else moves."""
@@ -375,20 +333,6 @@ class BlockManager:
                 found.append(Change(True, body.shown_tier, runs))
         return found
 
-    def cut_off(self, now_s: float) -> None:
-        """Nothing that this worker says gets to the registry any more."""
-        if self.registry is not None:
-            self.registry.cut()
-        if self.peers is not None:
-            self.peers.cut(now_s)
-
-    def reached(self, now_s: float) -> None:
-        """What this worker says gets to the registry again, with all that it could not say."""
-        if self.registry is not None:
-            self.registry.back()
-        if self.peers is not None:
-            self.peers.back(now_s)
-
     def close(self, now_s: float) -> None:
         """The worker is gone: what it was to move comes to nothing, in tiers that others share too."""
         for level in self.levels:
@@ -422,32 +366,6 @@ class BlockManager:
             return self._body(run.tier).store
         assert self.peers is not None
         return self.peers.store(run.owner)
-
-    def _there(self, pieces: Pieces, now_s: float) -> tuple[_Stores, _Peers]:
-        """All that has anything for a prompt, for whoever knows it at once."""
-        stores: _Stores = [(level.body.tier, level.body.store) for level in self.levels if level.body.health.reads]
-        return stores, self.peers.holders(pieces, now_s) if self.peers is not None else ()
-
-    def _seen(self, answer: Answer) -> tuple[_Stores, _Peers]:
-        """All that has anything for a prompt, as far as an answer told of it where it is not this worker's own."""
-        bodies = [level.body for level in self.levels if level.body.health.reads]
-        stores: _Stores = [
-            (body.tier, answer.of_tier(body.tier, body.store) if body.spec.is_shared else body.store) for body in bodies
-        ]
-        if self.peers is None:
-            return stores, ()
-        there = [(owner, self.peers.store(owner)) for owner in answer.peers]
-        return stores, [(owner, answer.of_peer(owner, store)) for owner, store in there if store is not None]
-
-    def _question(self, pieces: Pieces, blocks: int, usable: int, device_blocks: int, now_s: float) -> Ask | None:
-        """What to ask the registry for a prompt; None where this worker has all of it, or knows that nobody has."""
-        assert self.registry is not None
-        bodies = [level.body for level in self.levels if level.body.health.reads]
-        if self.peers is None and not any(body.spec.is_shared for body in bodies):
-            return None
-        own: _Stores = [(body.tier, body.store) for body in bodies if not body.spec.is_shared]
-        first = first_lacking(pieces, device_blocks, usable, own)
-        return self.registry.question(pieces, first, usable, blocks, now_s) if first is not None else None
 
     def _spec(self, run: TierRun) -> TierSpec:
         return self.peers.spec if run.owner is not None and self.peers is not None else self._body(run.tier).spec
@@ -628,18 +546,10 @@ class BlockManager:
             runs += [BlockRun(part.run.branch, lo, hi) for lo, hi in fresh]
         body.store.release(holds)
         if body.spec.is_shared:
-            self._put(body, [part.run for part in parts])
+            self.outside.put(body, [part.run for part in parts])
         self._tell(body, True, runs)
         for part in parts:
             self._arrived(at + 1, part.run, now_s)
-
-    def _put(self, body: TierBody, runs: Sequence[BlockRun]) -> None:
-        """Blocks that others may read are put on record, as far as this worker can."""
-        if self.registry is not None:
-            self.registry.put(body.unlisted, runs)
-        elif body.unlisted.blocks:
-            for run in runs:
-                body.unlisted.remove(*run)
 
     def _tell(self, body: TierBody, is_store: bool, runs: Sequence[BlockRun]) -> None:
         if body.shares is not None:
@@ -649,12 +559,3 @@ class BlockManager:
         shared = tuple(run for run in runs if run.branch.shareable)
         if shared:
             self._orders.append(PublishKv(change=Change(is_store, body.shown_tier, shared)))
-
-
-def _spans(runs: Sequence[BlockRun], listed: Callable[[Branch, int, int], list[Span]]) -> Spans:
-    """What of these runs is on record."""
-    found = Spans()
-    for run in runs:
-        for lo, hi in listed(*run):
-            found.add(run.branch, lo, hi)
-    return found

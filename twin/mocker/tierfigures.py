@@ -53,7 +53,7 @@ def figures(
             "loads": sum(overlap.loads for overlap in overlaps),
             "overlap_s": round(sum(overlap.saved_s for overlap in overlaps), 9),
         }
-    asking = dict.fromkeys(manager.registry for manager in managers if manager.registry is not None)
+    asking = dict.fromkeys(view for manager in managers if (view := manager.outside.registry) is not None)
     if asking:
         more["registry"] = {name: sum(getattr(view, name) for view in asking) for name in ("asked", "late")}
     climbs = dict.fromkeys(manager.climb for manager in managers if manager.climb is not None)

@@ -129,7 +129,7 @@ class Loads:
         self._waits[landings] = None
         asks = [each for each in wait.landings if isinstance(each, Ask)]
         for ask in asks:
-            took_s = self._manager.asked(ask, now_s, is_out=self._tiers.reach.is_out)
+            took_s = self._manager.outside.asked(ask, now_s, is_out=self._tiers.reach.is_out)
             on_answer = partial(self._answered, landings, ask)
             landings.answers.append(self._tiers.clock.at(instant(now_s + took_s), int(Order.COMMAND), (on_answer,)))
         if not asks:
@@ -207,7 +207,7 @@ class Loads:
                     self._hop(loading, at, leg, loading.stalled.pop(at))
 
     def _answered(self, landings: Landings, ask: Ask, _: Event) -> None:
-        self._manager.answered(ask, self._tiers.clock.now)
+        self._manager.outside.answered(ask, self._tiers.clock.now)
         self._wait_over(landings)
 
     def _is_cut(self, owner: WorkerId) -> bool:

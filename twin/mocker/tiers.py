@@ -171,13 +171,13 @@ class Tiers:
             reached = not self.reach.is_cut(lanes.worker_id, None)
             for lane in lanes.ranks:
                 if reached:
-                    lane.manager.reached(self.clock.now)
+                    lane.manager.outside.reached(self.clock.now)
                 lane.loads.go_on()
 
     def _cut_off(self, lanes: Lanes) -> None:
         if self.reach.is_cut(lanes.worker_id, None):
             for lane in lanes.ranks:
-                lane.manager.cut_off(self.clock.now)
+                lane.manager.outside.cut_off(self.clock.now)
 
     # ------------------------------------------------------------ requests that wait in the router
 

@@ -152,11 +152,11 @@ class Asker(Bench):
     def ask(self, now_s: float, *, is_out: bool = False) -> tuple[float, Ask]:
         (ask,) = self.looks(now_s).awaits
         assert isinstance(ask, Ask)
-        return self.manager.asked(ask, now_s, is_out=is_out), ask
+        return self.manager.outside.asked(ask, now_s, is_out=is_out), ask
 
     def answer(self, now_s: float, *, is_out: bool = False) -> Answer:
         took_s, ask = self.ask(now_s, is_out=is_out)
-        self.manager.answered(ask, now_s + took_s)
+        self.manager.outside.answered(ask, now_s + took_s)
         assert ask.is_over
         assert ask.answer is not None
         return ask.answer
@@ -216,28 +216,28 @@ def test_an_answer_that_is_late_is_a_miss_after_20_ms_and_not_remembered() -> No
         assert took_s == 0.020
         assert bench.looks(5.02, ask.answer).load_blocks == blocks
         assert bench.looks(5.02).awaits, "it asks again at once"
-    views = [bench.manager.registry for bench in (slow, exact)]
+    views = [bench.manager.outside.registry for bench in (slow, exact)]
     assert [(view.asked, view.late) for view in views if view is not None] == [(1, 1), (2, 1)]
 
 
 def test_what_is_written_while_the_registry_cannot_be_reached_is_there_and_on_no_record() -> None:
     """Its writer puts it when it can; where that is lost first, only writing it again does."""
     bench = Asker(RULES, shared())
-    bench.manager.cut_off(0.0)
+    bench.manager.outside.cut_off(0.0)
     bench.complete(bench.chains.run("a1", "a3"), 0.0)
     bench.settle(0.0)
     assert bench.body.store.resident == 3
     assert bench.answer(1.0, is_out=True) is NOTHING
     assert bench.body.listed(*bench.chains.run("a1", "a3")) == []
     assert bench.body.absent(*bench.chains.run("a1", "a3")) == [(0, 3)], "whoever has it may write it again"
-    bench.manager.reached(2.0)
+    bench.manager.outside.reached(2.0)
     assert bench.body.listed(*bench.chains.run("a1", "a3")) == [(0, 3)]
     assert bench.looks(3.0, bench.answer(3.0)).load_blocks == 3
 
 
 def test_somebody_else_puts_on_record_what_he_writes_again() -> None:
     bench = Asker(RULES, shared())
-    bench.manager.cut_off(0.0)
+    bench.manager.outside.cut_off(0.0)
     bench.complete(bench.chains.run("a1", "a3"), 0.0)
     bench.settle(0.0)
     bench.manager.close(1.0)
