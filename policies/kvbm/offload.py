@@ -5,7 +5,7 @@ A filter sees the block's content and what the target holds. It moves nothing, a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar, NamedTuple, Protocol
 
 from policies.cluster.blocks import BlockRun, Branch
@@ -142,7 +142,8 @@ class TenantQuota(_Indifferent):
 
 
 class Chained:
-    """What every one of several filters passes."""
+    """What every one of several filters passes, part by part: a part is looked at when those before it have been taken,
+    so that a quota counts them."""
 
     name: ClassVar[str] = "chained"
 
@@ -150,11 +151,15 @@ class Chained:
         self._filters = tuple(filters)
 
     def passes(self, candidate: Candidate, target: Target, now_s: float) -> Iterable[Span]:
-        spans: list[Span] = [(candidate.run.lo, candidate.run.hi)]
-        for each in self._filters:
-            parts = (candidate._replace(run=BlockRun(candidate.run.branch, lo, hi)) for lo, hi in spans)
-            spans = [span for part in parts for span in each.passes(part, target, now_s)]
-        return spans
+        return self._through(0, candidate, target, now_s)
+
+    def _through(self, n: int, candidate: Candidate, target: Target, now_s: float) -> Iterator[Span]:
+        branch, lo, hi = candidate.run
+        if n == len(self._filters):
+            yield lo, hi
+            return
+        for a, b in self._filters[n].passes(candidate, target, now_s):
+            yield from self._through(n + 1, candidate._replace(run=BlockRun(branch, a, b)), target, now_s)
 
     def used(self, branch: Branch, lo: int, hi: int, now_s: float) -> None:
         for each in self._filters:

@@ -10,10 +10,14 @@ from policies.cluster.ids import Tier
 from policies.errors import ConfigError
 from policies.kvbm.build import KvSettings, build_offload
 from policies.kvbm.consolidate import Change
+from policies.kvbm.eviction.lru import Lru
 from policies.kvbm.lane import BatchRules, Lane
-from policies.kvbm.offload import Candidate, FrequencyFilter, TenantQuota
+from policies.kvbm.level import Level, TierBody
+from policies.kvbm.offload import Candidate, Chained, FrequencyFilter, Presence, TenantQuota
 from policies.kvbm.orders import PublishKv
+from policies.kvbm.owners import Owners, Shares
 from policies.kvbm.sketch import Sketch, chain_of
+from policies.kvbm.tiers import TierSpec
 
 G2, G3 = Tier.G2_HOST, Tier.G3_DISK
 
@@ -68,6 +72,21 @@ def test_o7_and_o8_frequency_doubles_with_use_and_decays() -> None:
         thrice.used(*run, at_s)
     assert thrice.passes(Candidate(run), AskedFor(), 51.0) == [(0, 1)], "O8: 8, decayed five times"
     assert thrice.passes(Candidate(run), AskedFor(), 71.0) == []
+
+
+def test_a_quota_counts_each_part_of_what_another_filter_lets_through() -> None:
+    """Of four blocks the second is there: of the two parts that are missing, a quota of 3 leaves room for one each."""
+    chains, owners = Chains(), Owners()
+    spec = TierSpec(tier=G2, capacity_bytes=9 * BLOCK_BYTES, block_bytes=BLOCK_BYTES, latency_s=1e-5, bytes_per_s=32e9)
+    body = TierBody(spec, Lru, shares=Shares(owners))
+    owners.brings("a", [chains.branch("a")])
+    bench = Bench(Level(body, Chained((Presence(), TenantQuota(3)))), owners=owners)
+    bench.complete(chains.run("a2"), 0.0)
+    bench.settle(0.0)
+    bench.complete(chains.run("a1", "a4"), 1.0)
+    bench.settle(1.0)
+    assert sorted(name for run in body.store.findable() for name in chains.names(run)) == ["a1", "a2", "a3"]
+    assert bench.manager.levels[0].counts.filtered == 2, "a2, which is there, and a4"
 
 
 def test_a_tenant_that_has_its_share_gets_no_more() -> None:

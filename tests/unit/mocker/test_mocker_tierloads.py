@@ -9,8 +9,8 @@ from policies.kvbm.onboard import piped_bounce_s
 from policies.kvbm.tiers import TierSpec
 from twin.mocker.clock import Clock
 from twin.mocker.links import Network, side_by_side
-from twin.mocker.tierloads import _hops
 from twin.mocker.tierplan import LevelPlan
+from twin.mocker.tierways import _hops
 from twin.perf.links import FAIR, FIFO, Link
 
 BLOCK = 8_388_608
