@@ -141,7 +141,7 @@ def perform_as_one(
     return sinks.decisions, caches.notes, look
 
 
-@examples(300)
+@examples(100)
 @given(returning(), tight(), TIERS, blows(ties=True), tier_blows(), INDEX_BLOWS, LAGS, st.booleans(), st.booleans())
 def test_what_the_router_knows_is_the_union_of_a_workers_tiers(
     rows: list[Row], options: dict, plans: list[TierPlan], program: list[Blow], more: list[Blow], lost: list[Blow],
@@ -151,7 +151,7 @@ def test_what_the_router_knows_is_the_union_of_a_workers_tiers(
     perform_as_one(rows, [*program, *more, *lost], settings, plans, lag_s, words)
 
 
-@examples(200)
+@examples(60)
 @given(busy(), INDEX_BLOWS, LAGS, st.booleans())
 def test_it_is_where_tiers_load_most_of_the_time(demand: tuple, lost: list[Blow], lag_s: float, words: bool) -> None:
     rows, options, plans, program = demand
@@ -160,7 +160,7 @@ def test_it_is_where_tiers_load_most_of_the_time(demand: tuple, lost: list[Blow]
     assert look.looks or lag_s or any(blow.kind in ("kill", "drain") for blow in program)
 
 
-@examples(200)
+@examples(60)
 @given(st.sampled_from(KINDS), returning(), tight(), TIERS, blows(ties=True), tier_blows(), st.booleans(), st.data())
 def test_it_is_with_engines_of_every_kind(
     kind: Kind, rows: list[Row], options: dict, plans: list[TierPlan], program: list[Blow], more: list[Blow],
@@ -170,7 +170,7 @@ def test_it_is_with_engines_of_every_kind(
     perform_as_one(kind.rows(rows, data), [*program, *more], sized(kind, options), plans, 0.0, words)
 
 
-@examples(200)
+@examples(60)
 @given(returning(), tight(), TIERS, blows(ties=True), tier_blows(), st.sampled_from([0.0, 0.004]))
 def test_leaping_and_the_words_of_events_change_no_decision(
     rows: list[Row], options: dict, plans: list[TierPlan], program: list[Blow], more: list[Blow], lag_s: float
@@ -185,7 +185,7 @@ def test_leaping_and_the_words_of_events_change_no_decision(
         assert perform_as_one(rows, both, settings, plans, lag_s, True)[0] == leapt[0]
 
 
-@examples(100)
+@examples(40)
 @given(DEMANDS, TIERS)
 def test_what_is_published_changes_nothing_where_the_router_ignores_content(
     demand: tuple[list[Row], dict], plans: list[TierPlan]

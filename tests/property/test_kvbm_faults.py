@@ -90,14 +90,14 @@ def busy(draw: st.DrawFn) -> tuple[list[Row], dict, list[TierPlan], list[Blow]]:
     return rows, options, plans, program
 
 
-@examples(300)
+@examples(150)
 @given(busy(), st.sampled_from(["kv", "round-robin"]))
 def test_loads_that_break_off_lose_no_request(demand: tuple, mode: str) -> None:
     rows, options, plans, program = demand
     _same(rows, options, plans, program, mode, 0.0)
 
 
-@examples(300)
+@examples(150)
 @given(
     returning(), tight(), tiers(), blows(ties=True), tier_blows(), st.sampled_from(["kv", "round-robin"]),
     st.sampled_from([0.0, 0.004]),

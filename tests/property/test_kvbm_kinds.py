@@ -108,7 +108,7 @@ def sized(kind: Kind, options: dict) -> EngineSettings:
 
 
 @EACH
-@examples(100)
+@examples(40)
 @given(DEMANDS, TIERS, st.data())
 def test_leaping_changes_nothing_and_every_request_ends(
     kind: Kind, demand: tuple[list[Row], dict], plans: list[TierPlan], data: st.DataObject
@@ -132,7 +132,7 @@ def test_leaping_changes_nothing_and_every_request_ends(
 
 
 @EACH
-@examples(100)
+@examples(40)
 @given(DEMANDS, TIERS, st.data())
 def test_tiers_change_when_tokens_come_and_not_which(
     kind: Kind, demand: tuple[list[Row], dict], plans: list[TierPlan], data: st.DataObject
@@ -146,7 +146,7 @@ def test_tiers_change_when_tokens_come_and_not_which(
 
 
 @EACH
-@examples(100)
+@examples(40)
 @given(returning(), tight(), TIERS, blows(ties=True), tier_blows(), st.sampled_from(["kv", "round-robin"]), st.data())
 def test_leaping_changes_nothing_when_workers_and_tiers_break(
     kind: Kind,
@@ -170,7 +170,7 @@ def test_leaping_changes_nothing_when_workers_and_tiers_break(
 
 
 @EACH
-@examples(100)
+@examples(40)
 @given(tiered_programs(), blows(ties=True), tier_blows(), st.booleans(), st.data())
 def test_hand_offs(
     kind: Kind,

@@ -56,7 +56,7 @@ def naive_ahead_s(idle: list[Span], since: int, each: int, layer: int, layers: i
     return done
 
 
-@examples(300)
+@examples(100)
 @given(idle_spans(), st.integers(0, 100), st.integers(1, 12), st.integers(1, 12), st.integers(1, 9))
 def test_what_is_won_is_what_an_engine_computes_tick_by_tick(
     idle: list[Span], since: int, each: int, layer: int, layers: int
@@ -66,7 +66,7 @@ def test_what_is_won_is_what_an_engine_computes_tick_by_tick(
     assert max(won_s, 0.0) == naive_ahead_s(idle, since, each, layer, layers)
 
 
-@examples(300)
+@examples(100)
 @given(idle_spans(), st.integers(0, 200), st.floats(0, 300))
 def test_what_is_taken_is_gone_and_nothing_else(idle: list[Span], before_s: int, seconds: float) -> None:
     there = sum(max(0.0, min(hi, before_s) - lo) for lo, hi in idle)
@@ -108,7 +108,7 @@ def alone(settings: EngineSettings, load_s: float, token_s: float) -> Seen:
 
 
 @EACH
-@examples(60)
+@examples(25)
 @given(st.floats(1e-3, 9.0), st.floats(1e-5, 1.0), st.integers(1, 80), st.booleans())
 def test_alone_it_takes_what_the_formula_says(
     kind: Kind, load_s: float, token_s: float, layers: int, leap: bool
@@ -141,7 +141,7 @@ def run(rows: list[Row], settings: EngineSettings, plans: list[TierPlan]) -> See
 
 
 @EACH
-@examples(100)
+@examples(40)
 @given(DEMANDS, TIERS, st.sampled_from([WHOLE, PIPED]), st.data())
 def test_leaping_changes_nothing_and_idle_time_is_given_away_once(
     kind: Kind, demand: tuple[list[Row], dict], plans: list[TierPlan], layers: Layers, data: st.DataObject
@@ -162,7 +162,7 @@ def test_leaping_changes_nothing_and_idle_time_is_given_away_once(
 
 
 @EACH
-@examples(60)
+@examples(25)
 @given(DEMANDS, TIERS, st.data())
 def test_one_layer_is_all_layers(
     kind: Kind, demand: tuple[list[Row], dict], plans: list[TierPlan], data: st.DataObject
@@ -174,7 +174,7 @@ def test_one_layer_is_all_layers(
 
 
 @EACH
-@examples(60)
+@examples(25)
 @given(returning(), tight(), TIERS, blows(ties=True), tier_blows(), st.data())
 def test_leaping_changes_nothing_when_workers_and_tiers_break(
     kind: Kind,

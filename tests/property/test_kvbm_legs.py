@@ -92,7 +92,7 @@ def same(case: tuple[Program, Below], blown: list[Blow] | None = None) -> tuple[
     return leapt, a, world
 
 
-@examples(300)
+@examples(120)
 @given(tiered_programs())
 def test_leaping_changes_nothing_and_each_block_is_looked_up_once(case: tuple[Program, Below]) -> None:
     program, _ = case
@@ -118,7 +118,7 @@ def test_leaping_changes_nothing_and_each_block_is_looked_up_once(case: tuple[Pr
         assert seq.outputs == request.row.osl
 
 
-@examples(300)
+@examples(120)
 @given(tiered_programs())
 def test_tiers_change_when_tokens_come_and_not_which(case: tuple[Program, Below]) -> None:
     program, _ = case
@@ -130,7 +130,7 @@ def test_tiers_change_when_tokens_come_and_not_which(case: tuple[Program, Below]
     }
 
 
-@examples(300)
+@examples(120)
 @given(tiered_programs(), blows(ties=True), tier_blows())
 def test_leaping_changes_nothing_when_workers_and_tiers_break(
     case: tuple[Program, Below], blown: list[Blow], more: list[Blow]

@@ -53,7 +53,7 @@ def from_others(world: MockWorld) -> int:
     return sum(max(0, each.loaded - each.stored) for each in counts)
 
 
-@examples(200)
+@examples(60)
 @given(returning(), tight(), NODES)
 def test_leaping_changes_nothing_and_neither_do_tiers(rows: list[Row], options: dict, plans: list[TierPlan]) -> None:
     leapt, stepped = (run(rows, options, plans, leap=leap) for leap in (True, False))
@@ -74,7 +74,7 @@ def test_leaping_changes_nothing_and_neither_do_tiers(rows: list[Row], options: 
 def test_much_comes_from_what_others_stored() -> None:
     blocks: list[int] = []
 
-    @examples(60)
+    @examples(25)
     @given(wandering(), ENGINES, tiers(3).filter(_has_host).map(widened).map(lambda plans: of_one_node(plans, 3)))
     def check(rows: list[Row], options: dict, plans: list[TierPlan]) -> None:
         router = build(router_settings("round-robin", block_size=options["block_size"]))
@@ -88,7 +88,7 @@ def test_much_comes_from_what_others_stored() -> None:
     mostly(blocks, 0.5)
 
 
-@examples(200)
+@examples(60)
 @given(returning(), tight(), NODES, blows(ties=True), tier_blows(), st.sampled_from(["kv", "round-robin"]))
 def test_leaping_changes_nothing_when_workers_and_tiers_break(
     rows: list[Row], options: dict, plans: list[TierPlan], program: list[Blow], more: list[Blow], mode: str
@@ -104,7 +104,7 @@ def test_leaping_changes_nothing_when_workers_and_tiers_break(
     assert leapt[2].notes == stepped[2].notes
 
 
-@examples(100)
+@examples(40)
 @given(returning(), tight(), NODES)
 def test_the_router_knows_what_each_worker_reaches(rows: list[Row], options: dict, plans: list[TierPlan]) -> None:
     """Blocks of the node count for each of its workers, the remote store once; both indexes decide the same."""

@@ -110,7 +110,7 @@ def reading(draw: st.DrawFn, workers: int = 3) -> list[TierPlan]:
     ]
 
 
-@examples(300)
+@examples(100)
 @given(
     returning(), tight(), reading(), blows(ties=True), tier_blows(), st.sampled_from(["kv", "round-robin"])
 )  # fmt: skip
@@ -127,7 +127,7 @@ def test_reading_from_peers_that_are_lost_or_cannot_be_reached(
     assert leapt[2].notes == stepped[2].notes
 
 
-@examples(300)
+@examples(100)
 @given(DEMANDS, reading())
 def test_reading_from_peers(demand: tuple[list[Row], dict], plans: list[TierPlan]) -> None:
     rows, options = demand

@@ -110,7 +110,7 @@ def run(rows: list[Row], options: dict, plans: list[TierPlan], mode: str, *, lea
     )
 
 
-@examples(200)
+@examples(80)
 @given(st.one_of(in_turn(), returning()), tight(), fetching(), ROUTERS)
 def test_what_is_fetched_ahead_changes_when_things_happen_and_not_what(
     rows: list[Row], options: dict, plans: list[TierPlan], mode: str
@@ -162,7 +162,7 @@ def same_answers(rows: list[Row], options: dict, plans: list[TierPlan], mode: st
     return ahead["fetched"], ahead["used"]
 
 
-@examples(200)
+@examples(80)
 @given(busy(), fetching(), st.sampled_from(["kv", "round-robin"]))
 def test_nothing_is_held_for_the_lost_when_workers_and_tiers_break(
     demand: tuple, plans: list[TierPlan], mode: str

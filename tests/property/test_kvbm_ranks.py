@@ -54,7 +54,7 @@ def run(rows: list[Row], settings: EngineSettings, plans: Sequence[TierPlan] | N
 
 
 @EACH
-@examples(40)
+@examples(15)
 @given(returning(), tight(), TIERS, RANKS, st.data())
 def test_leaping_changes_nothing_and_tokens_are_the_same(
     kind: Kind, rows: list[Row], options: dict, plans: list[TierPlan], ranks: tuple[int, int], data: st.DataObject
@@ -80,7 +80,7 @@ def test_leaping_changes_nothing_and_tokens_are_the_same(
 
 
 @EACH
-@examples(40)
+@examples(15)
 @given(
     returning(),
     tight(),
@@ -114,7 +114,7 @@ def test_leaping_changes_nothing_when_workers_and_tiers_break(
 
 
 @pytest.mark.parametrize("kind", [KINDS[0], KINDS[3], KINDS[6]], ids=lambda kind: kind.name)
-@examples(40)
+@examples(15)
 @given(tiered_programs(), RANKS, blows(ties=True), tier_blows(), st.booleans(), st.data())
 def test_hand_offs_between_workers_with_ranks(
     kind: Kind,
@@ -147,7 +147,7 @@ def test_what_is_fetched_for_those_who_wait_is_the_workers() -> None:
     """It waits in host memory for its request, whichever rank that goes to."""
     fetched: list[int] = []
 
-    @examples(40)
+    @examples(15)
     @given(crowds((10, 14)), ENGINES, fetching(), RANKS, MODES)
     def check(rows: list[Row], options: dict, plans: list[TierPlan], ranks: tuple[int, int], mode: str) -> None:
         settings = ranked(KINDS[0], options, ranks)
@@ -176,7 +176,7 @@ def test_what_is_fetched_for_those_who_wait_is_the_workers() -> None:
     mostly(fetched, 0.1)
 
 
-@examples(40)
+@examples(15)
 @given(returning(), tight(), st.one_of(tiers(), tiers().map(widened)), st.sampled_from([2, 3]))
 def test_a_router_that_chooses_ranks_knows_what_each_can_reach(
     rows: list[Row], options: dict, plans: list[TierPlan], ranks: int
@@ -219,7 +219,7 @@ def test_a_router_that_chooses_ranks_knows_what_each_can_reach(
     assert not leapt.policy.counters()["gaps"]  # type: ignore[attr-defined]
 
 
-@examples(40)
+@examples(15)
 @given(returning(), tight(), st.one_of(tiers(), tiers().map(widened)), st.sampled_from([0.0, 0.004]))
 def test_without_routed_ranks_both_indexes_decide_the_same(
     rows: list[Row], options: dict, plans: list[TierPlan], lag_s: float

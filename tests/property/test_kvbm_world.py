@@ -147,7 +147,7 @@ def run(rows: list[Row], options: dict, plans: list[TierPlan], *, leap: bool) ->
     return simulate(rows, engines, key_tokens=KEY_TOKENS, kv_events=True, tiers=plans, links=LINKS)
 
 
-@examples(300)
+@examples(150)
 @given(DEMANDS, tiers())
 def test_leaping_changes_nothing_and_every_request_ends(demand: tuple[list[Row], dict], plans: list[TierPlan]) -> None:
     rows, options = demand
@@ -187,7 +187,7 @@ def belows(worker: MockWorker) -> list[Below]:
     return [engine.below]  # type: ignore[attr-defined]
 
 
-@examples(300)
+@examples(150)
 @given(DEMANDS, tiers())
 def test_tiers_change_when_things_happen_and_not_what(demand: tuple[list[Row], dict], plans: list[TierPlan]) -> None:
     """Tokens are the same with tiers and without; nobody who ran before fails now."""
