@@ -76,6 +76,12 @@ class ClosedForm:
             found = self._curves[key] = build(candidate, fit, late)
         return found
 
+    def provenance(self, candidate: Candidate) -> tuple[str, ...]:
+        """Where the seconds of its steps come from, one line for each kind of worker, and what that leaves out."""
+        found = [self._steps_of(candidate, pool).provenance for pool in candidate.pools]
+        lines = [one.line() for one in found] + [note for one in found for note in one.notes]
+        return tuple(dict.fromkeys(lines))
+
     # ------------------------------------------------------------ how curves are made
 
     def _mixed(self, candidate: Candidate, fit: Fit, late: bool) -> Curve:
