@@ -6,20 +6,17 @@ means: a limit on a percentile is not judged by it (R8).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
-from aiconfig.bands import UNCALIBRATED_BANDS
-from aiconfig.bound import binding
 from aiconfig.candidate import Candidate, Pool
 from aiconfig.curve import Curve, Point
 from aiconfig.engines import ENGINE, tokens_per_step
-from aiconfig.estimate import CLOSED_FORM, Estimate, Load
-from aiconfig.formats import has_rate
-from aiconfig.memory import Fit, PoolFit
+from aiconfig.estimate import Estimate, Load
+from aiconfig.memory import Fit
 from aiconfig.mixed import Demand, MixedCurve
 from aiconfig.split import PromptRank, SplitCurve
 from aiconfig.steps import Steps
+from aiconfig.told import told
 from aiconfig.workload import Workload
 from twin.perf.kv_layout import kv_cache, plan_layout
 
@@ -156,42 +153,11 @@ class ClosedForm:
             found = self._transfers[key] = layout.time_s(tokens, placed.gpu.network_bytes_per_s())
         return found
 
-    # ------------------------------------------------------------ what is told
-
     def _told(self, candidate: Candidate, load: Load, fit: Fit, point: Point) -> Estimate:
-        gaps = point.gaps > 0.0
-        last = candidate.pools[-1]
-        decoding = point.rps * point.tpot_s * point.gaps / (last.replicas * last.layout.dp)
-        bound = binding(self._steps_of(candidate, last), decoding, candidate.mode == "agg", point.gaps)
-        top = self.curve(candidate, fit)
-        if point.users > top.top.users * self._copies(candidate) * (1.0 + 1e-9):
-            bound = top.limit
-        return Estimate(
-            candidate=candidate,
-            load=load,
-            level=CLOSED_FORM,
-            stats=_means(point, gaps),
-            requests_per_s=point.rps,
-            output_tokens_per_s=point.rps * self.workload.mean_osl,
-            kv_share=self._kv_share(fit.pools[-1], decoding),
-            bound=bound,
-            bands=UNCALIBRATED_BANDS,
-            notes=self._notes(candidate),
-        )
-
-    def _kv_share(self, room: PoolFit, decoding: float) -> float:
-        held = decoding * (self.workload.mean_isl + self.workload.mean_osl / 2.0)
-        return min(1.0, held / room.rank_kv_tokens)
-
-    def _notes(self, candidate: Candidate) -> tuple[str, ...]:
-        notes = []
-        for pool in candidate.pools:
-            steps = self._steps_of(candidate, pool)
-            if not has_rate(steps.placed.gpu, pool.weights):
-                notes.append(f"{pool.gpu} does not multiply {pool.weights}: weights are small, products are in BF16")
-        if self.workload.prefix_tokens:
-            notes.append("the common prefix is taken to be cached on every worker")
-        return tuple(dict.fromkeys(notes))
+        curve = self.curve(candidate, fit)
+        queued = point.users > curve.top.users * self._copies(candidate) * (1.0 + 1e-9)
+        steps = tuple(self._steps_of(candidate, pool) for pool in candidate.pools)
+        return told(candidate, self.workload, load, fit, point, steps, curve.limit if queued else None)
 
     @staticmethod
     def _copies(candidate: Candidate) -> int:
@@ -205,17 +171,6 @@ def estimate(
 ) -> Estimate | None:
     """One estimate; whoever asks for several keeps a `ClosedForm`."""
     return ClosedForm(workload, hardware).estimate(candidate, load, fit)
-
-
-def _means(point: Point, gaps: bool) -> Mapping[str, Mapping[str, float | None]]:
-    tpot_s = point.tpot_s if gaps else None
-    return {
-        "ttft": {"mean": point.ttft_s},
-        "tpot": {"mean": tpot_s},
-        "itl": {"mean": tpot_s},
-        "e2e": {"mean": point.e2e_s},
-        "tps_user": {"mean": 1.0 / tpot_s if tpot_s else None},
-    }
 
 
 def _pool_key(pool: Pool) -> _Key:

@@ -42,7 +42,8 @@ def search(
             rejections.append(found)
         else:
             scored.append(found)
-    judged, others = sorted(scored, key=rank), []
+    judged = sorted(scored, key=rank)
+    others: list[Scored] = []
     if simulate is not None:
         judged, others, left_out = finals(scoring, judged, simulate)
         rejections += left_out
@@ -72,7 +73,7 @@ def _result(
         nearest=None if kept else _nearest(scoring, judged, simulate),
         legal=legal,
         provenance=scoring.closed.provenance(shown[0].candidate) if shown else (),
-        notes=tuple(_notes(scoring, judged)),
+        notes=tuple(_notes(scoring, judged, rejections)),
     )
 
 
@@ -96,7 +97,7 @@ def _nearest(scoring: Scoring, judged: list[Scored], simulate: Simulate | None) 
     return Miss(scored=one, changes=single_changes(case, refusals_are_none(simulate)))
 
 
-def _notes(scoring: Scoring, judged: list[Scored]) -> list[str]:
+def _notes(scoring: Scoring, judged: list[Scored], rejections: tuple[Rejection, ...]) -> list[str]:
     notes = [f"not modelled: {one}" for one in NOT_MODELLED]
     if any(one.judgement.verdict == "not judged" for one in judged):
         notes.append("limits on percentiles and goodput are not judged by the closed form: simulate, or ask for means")
@@ -105,4 +106,8 @@ def _notes(scoring: Scoring, judged: list[Scored]) -> list[str]:
         notes.append(
             f"even one user alone misses the limits on every legal deployment; the nearest is {idle.candidate.name}"
         )
+    unstable = [(one.has or 0.0, one.name) for one in rejections if one.reason == "unstable"]
+    if unstable and not judged:
+        most, name = max(unstable)
+        notes.append(f"no deployment serves this rate; the most is {most:.4g} requests/s, by {name}")
     return notes

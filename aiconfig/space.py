@@ -8,23 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from math import gcd
 
 from aiconfig.candidate import ROLES, Candidate, Pool
 from aiconfig.engines import ENGINE, MAX_NUM_SEQS
+from aiconfig.layouts import layouts_of, ratios
 from aiconfig.legality import Worker, budget_rejection, pair_rejection, worker_rejection
 from aiconfig.memory import PoolFit, pool_fit
 from aiconfig.reasons import Rejection
 from aiconfig.request import SearchRequest
 from policies.frozen import frozen
-from twin.perf.layout import Layout
 
 LARGEST_EXACT = 2000
 """Legal points up to which a space is searched exactly (specification §9)."""
-LARGEST_TP = 64
-STAGES = (1, 2, 4)
-UNIT_WORKERS = 8
-"""Prefill and decode workers of the smallest group that a ratio is made of; larger ones are multiples of it."""
 
 
 @frozen
@@ -171,38 +166,6 @@ class Space:
 
     def _candidate(self, engine: str, nextn: int, *pools: Pool) -> Candidate:
         return Candidate(model=self.request.model, engine=engine, pools=pools, nextn=nextn)
-
-
-def layouts_of(request: SearchRequest, engine: str) -> tuple[Layout, ...]:
-    """Layouts to look at, legal or not, in order: those that could be within reach of the fast links, and for
-    mixture-of-experts models attention data parallelism over as many GPUs as there are."""
-    domain = min(LARGEST_TP, request.gpu_of("mixed").domain_gpus)
-    moe = request.find_model().experts is not None
-    found = []
-    for tp in _powers(domain):
-        for dp in _powers(max(domain, request.gpus) // tp) if moe else (1,):
-            for ep in _expert_splits(engine, tp * dp) if moe else (1,):
-                found += [Layout(tp=tp, pp=pp, dp=dp, ep=ep) for pp in STAGES]
-    return tuple(found)
-
-
-def _expert_splits(engine: str, ranks: int) -> tuple[int, ...]:
-    return tuple(sorted({1, ranks})) if engine == "vllm" else _powers(ranks)
-
-
-def ratios(gpus: int, prefill_gpus: int, decode_gpus: int) -> list[tuple[int, int]]:
-    """Numbers of (prefill, decode) workers within the budget: multiples of units of up to 8 + 8, in order."""
-    found = []
-    for p in range(1, UNIT_WORKERS + 1):
-        for d in range(1, UNIT_WORKERS + 1):
-            if gcd(p, d) == 1:
-                unit = p * prefill_gpus + d * decode_gpus
-                found += [(p * k, d * k) for k in range(1, gpus // unit + 1)]
-    return sorted(found)
-
-
-def _powers(largest: int) -> tuple[int, ...]:
-    return tuple(1 << n for n in range(largest.bit_length())) if largest else ()
 
 
 def _times(pool: Pool, replicas: int) -> Pool:

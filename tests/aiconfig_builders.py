@@ -7,10 +7,11 @@ from random import Random
 
 from aiconfig.candidate import Candidate, Pool
 from aiconfig.engines import ENGINE
-from aiconfig.estimate import Load
+from aiconfig.estimate import SIMULATED, Estimate, Load
 from aiconfig.memory import Fit, fit
 from aiconfig.workload import Workload
 from reports.report import Report
+from reports.sla import METRICS
 from twin.config import Config, DisaggregationConfig, EngineConfig, TraceConfig, WorkerGroup
 from twin.perf.layout import Layout
 from twin.replay import replay
@@ -91,3 +92,17 @@ def _group(candidate: Candidate, one: Pool) -> WorkerGroup:
             nextn=candidate.nextn if one.role != "prefill" else 0,
         ),
     )
+
+
+def estimated(candidate: Candidate, **more: object) -> Estimate:
+    """An estimate by hand; `more` are metrics (ttft={"p95": 0.2}) or fields of Estimate."""
+    stats = {name: more.pop(name) for name in METRICS if name in more}
+    base: dict = {
+        "load": Load(users=1),
+        "level": SIMULATED,
+        "requests_per_s": 1.0,
+        "output_tokens_per_s": 100.0,
+        "kv_share": 0.5,
+        "bound": "weights",
+    }
+    return Estimate(candidate=candidate, stats=stats, **(base | more))

@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiconfig.candidate import Candidate
+from aiconfig.layouts import layouts_of, ratios
 from aiconfig.reasons import Rejection
 from aiconfig.request import SearchRequest, search_request
-from aiconfig.space import Legal, Space, layouts_of, ratios
+from aiconfig.space import Legal, Space
 from aiconfig.workload import Workload
 
 
