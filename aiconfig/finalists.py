@@ -34,10 +34,11 @@ def finals(
             reason = "not_simulated" if one.candidate.name in fronted else "dominated"
             reasons.append(Rejection(name=one.candidate.name, reason=reason))
             continue
-        try:
-            played.append(_played(scoring, one, simulate))
-        except TwinError as error:
-            reasons.append(Rejection(name=one.candidate.name, reason="failed", detail=str(error)))
+        found = _played(scoring, one, simulate)
+        if isinstance(found, Rejection):
+            reasons.append(found)
+        else:
+            played.append(found)
     return sorted(played, key=rank), others, reasons
 
 
@@ -55,8 +56,20 @@ def shortlist(request: SearchRequest, ranked: list[Scored]) -> list[Scored]:
     return list({one.candidate.name: one for one in chosen}.values())
 
 
-def _played(scoring: Scoring, one: Scored, simulate: Simulate) -> Scored:
-    """The candidate simulated: at the load that was asked for, or at the largest that keeps the limits."""
+def _played(scoring: Scoring, one: Scored, simulate: Simulate) -> Scored | Rejection:
+    """The candidate simulated at its load point; a reason if the twin refuses it or none of its runs ends."""
+    name = one.candidate.name
+    try:
+        runs = _runs(scoring, one, simulate)
+    except TwinError as error:
+        return Rejection(name=name, reason="failed", detail=str(error))
+    if not runs:
+        return Rejection(name=name, reason="unstable", detail=f"no simulated run at {one.load} or less came to its end")
+    return min(runs, key=lambda run: (run.distance, -_size(run.load)))
+
+
+def _runs(scoring: Scoring, one: Scored, simulate: Simulate) -> list[Scored]:
+    """At the load that was asked for, or in search of the largest that keeps the limits."""
     request, sla = scoring.request, scoring.request.sla
 
     def at(load: Load) -> Estimate | None:
@@ -64,12 +77,14 @@ def _played(scoring: Scoring, one: Scored, simulate: Simulate) -> Scored:
 
     if request.load is not None or sla is None:
         estimate = at(one.load)
-        return one if estimate is None else scoring.scored(one.candidate, one.fit, estimate, 1, one.closed)
-    found = simulated_load(at, one.load, lambda estimate: judge(estimate, sla).kept)
-    played = [scoring.scored(one.candidate, one.fit, run, len(found.runs), one.closed) for run in found.runs]
-    kept = [run for run in played if run.estimate is found.best]
-    nearest = sorted(played, key=lambda run: run.distance)
-    return (kept or nearest or [one])[0]
+        runs = () if estimate is None else (estimate,)
+    else:
+        runs = simulated_load(at, one.load, lambda estimate: judge(estimate, sla).kept).runs
+    return [scoring.scored(one.candidate, one.fit, run, len(runs), one.closed) for run in runs]
+
+
+def _size(load: Load) -> float:
+    return float(load.users or load.rps or 0.0)
 
 
 def refusals_are_none(simulate: Simulate) -> Evaluate:

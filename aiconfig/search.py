@@ -106,6 +106,9 @@ def _notes(scoring: Scoring, judged: list[Scored], rejections: tuple[Rejection, 
         notes.append(
             f"even one user alone misses the limits on every legal deployment; the nearest is {idle.candidate.name}"
         )
+    failed = [one for one in rejections if one.reason == "failed"]
+    if failed and not judged:
+        notes.append(f"every simulation was refused; the first: {failed[0].detail}")
     unstable = [(one.has or 0.0, one.name) for one in rejections if one.reason == "unstable"]
     if unstable and not judged:
         most, name = max(unstable)
