@@ -77,7 +77,7 @@ def _runs(scoring: Scoring, one: Scored, simulate: Simulate) -> list[Scored]:
 
     if request.load is not None or sla is None:
         estimate = at(one.load)
-        runs = () if estimate is None else (estimate,)
+        runs: tuple[Estimate, ...] = () if estimate is None else (estimate,)
     else:
         runs = simulated_load(at, one.load, lambda estimate: judge(estimate, sla).kept).runs
     return [scoring.scored(one.candidate, one.fit, run, len(runs), one.closed) for run in runs]
