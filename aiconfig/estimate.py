@@ -1,18 +1,25 @@
 """What a candidate is predicted to do at one load, and how far that can be trusted.
 
-Plain values, whoever computed them: the closed form (means only) or a simulated run (percentiles). Seconds and tokens;
-what is undefined is None and never counts as meeting a limit.
+Plain values, whoever computed them: the closed form (means only), a simulated run or a measurement (percentiles).
+Seconds and tokens; what is undefined is None and never counts as meeting a limit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import field
+from types import MappingProxyType
 
 from aiconfig.candidate import Candidate
+from policies.errors import ConfigError
 from policies.frozen import frozen
 
 CLOSED_FORM = "closed form"
 SIMULATED = "simulated"
+MEASURED = "measured"
+"""Levels of an estimate; what was measured has no band."""
+
+NO_BANDS: Mapping[str, Band | None] = MappingProxyType({})
 
 
 @frozen
@@ -22,6 +29,14 @@ class Load:
     users: int | None = None
     rps: float | None = None
 
+    def __post_init__(self) -> None:
+        if (self.users is None) == (self.rps is None):
+            raise ConfigError("a load is either --users or --rate, and one of them")
+        if self.users is not None and self.users < 1:
+            raise ConfigError(f"--users {self.users}: a closed loop has at least 1 user")
+        if self.rps is not None and not self.rps > 0:
+            raise ConfigError(f"--rate {self.rps}: requests a second are more than 0")
+
     def __str__(self) -> str:
         return f"{self.users} users" if self.users is not None else f"{self.rps:.4g} requests/s"
 
@@ -29,10 +44,10 @@ class Load:
 @frozen
 class Band:
     """Relative errors of the latency model, as measured where it was calibrated: half of the predictions are within
-    `typical`, nine in ten within `wide`. `level` says for which rows that was measured."""
+    `typical`, nine in ten within `wide` (None: not known). `level` says for which rows that was measured."""
 
     typical: float
-    wide: float
+    wide: float | None
     level: str
 
 
@@ -57,7 +72,7 @@ class Estimate:
     goodput_share: float | None = None
     energy_j: float | None = None  # of the whole run
     output_tokens: int | None = None  # of the whole run
-    bands: Mapping[str, Band | None] = {}
+    bands: Mapping[str, Band | None] = field(default_factory=lambda: NO_BANDS)
     notes: tuple[str, ...] = ()
 
     def value(self, metric: str, statistic: str) -> float | None:

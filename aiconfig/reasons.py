@@ -23,6 +23,7 @@ REASONS = {
     "layout_not_transferable": "KV cannot be handed from the prefill to the decode layout",
     "ttft_bound": "an idle deployment misses the TTFT limit",
     "tpot_bound": "an idle deployment misses the TPOT limit",
+    "e2e_bound": "an idle deployment misses the limit on whole requests",
     "unstable": "the queue grows at this load",
     "dominated": "another candidate is at least as good in everything",
     "not_simulated": "scored by formula, and not among the best that were simulated",

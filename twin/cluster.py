@@ -22,7 +22,7 @@ from twin.perf.cargo import WEIGHTS
 from twin.perf.coldstart import LinkedStart, Startup, rank_bytes, startup
 from twin.perf.energy import Power, power
 from twin.perf.hardware import Gpu, find_gpu
-from twin.perf.layers import PaddedLatency, PipelinedLatency, RankLatency, VerifyLatency
+from twin.perf.layers import rank_latency
 from twin.perf.layout import Layout
 from twin.perf.memory import Placement, kv_pool_tokens
 from twin.perf.models import find_model
@@ -156,16 +156,16 @@ def _latency(group: WorkerGroup, settings: EngineSettings) -> LatencyModel:
         kv=group.kv,
         pool_tokens=settings.blocks * settings.block_size,
     )
-    physical = group.latency.model == "roofline"
-    if physical and group.dp > 1:
-        latency = RankLatency(latency, group.dp)
-    if physical and engine.nextn:
-        latency = VerifyLatency(latency, engine.nextn)
-    if engine.cuda_graph_sizes is not None:
-        latency = PaddedLatency(latency, graph_sizes(engine.cuda_graph_sizes, "cuda_graph_sizes"), engine.eager_factor)
-    if physical and group.pp > 1:
-        latency = PipelinedLatency(latency, group.pp)
-    return latency
+    sizes = engine.cuda_graph_sizes
+    return rank_latency(
+        latency,
+        pp=group.pp,
+        dp=group.dp,
+        nextn=engine.nextn,
+        graph_sizes=None if sizes is None else graph_sizes(sizes, "cuda_graph_sizes"),
+        eager_factor=engine.eager_factor,
+        physical=group.latency.model == "roofline",
+    )
 
 
 def _settings(group: WorkerGroup, seed: int, *, peer: bool, leap: bool) -> EngineSettings:

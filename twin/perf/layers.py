@@ -128,3 +128,26 @@ class PipelinedLatency:
         longest = max(chunks, key=lambda chunk: chunk.new_tokens + chunk.recomputed_tokens, default=None)
         alone_s = self._inner.step_s((longest,), 0, 0, 0, 0) if longest is not None else 0.0
         return max(shared_s, decode_s, alone_s)
+
+
+def rank_latency(
+    model: LatencyModel,
+    *,
+    pp: int = 1,
+    dp: int = 1,
+    nextn: int = 0,
+    graph_sizes: Sequence[int] | None = None,
+    eager_factor: float = 1.0,
+    physical: bool = True,
+) -> LatencyModel:
+    """What the steps of one rank of a worker cost, out of a model of the worker. Parallelism and drafts are added to
+    `physical` models alone: the others' times are whole steps."""
+    if physical and dp > 1:
+        model = RankLatency(model, dp)
+    if physical and nextn:
+        model = VerifyLatency(model, nextn)
+    if graph_sizes is not None:
+        model = PaddedLatency(model, graph_sizes, eager_factor)
+    if physical and pp > 1:
+        model = PipelinedLatency(model, pp)
+    return model

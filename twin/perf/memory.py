@@ -26,6 +26,16 @@ MEMORY_SHARE = {"vllm": 0.9, "sglang": 0.88, "trtllm": 0.9}
 """Default of each engine's knob: gpu_memory_utilization, mem_fraction_static, free_gpu_memory_fraction."""
 
 
+class MemoryShortage(ConfigError):
+    """A model that does not fit: what one rank needs for weights and one KV block, and has for them, in bytes."""
+
+    def __init__(self, text: str, *, weight_bytes: float, block_bytes: float, has_bytes: float) -> None:
+        super().__init__(text)
+        self.weight_bytes = weight_bytes
+        self.block_bytes = block_bytes
+        self.has_bytes = has_bytes
+
+
 @frozen
 class KvShape:
     """KV of one rank: bytes per token in full layers, in window layers (`window_tokens` at most), and per sequence."""
@@ -111,7 +121,7 @@ def kv_pool(
     `gpu_memory_utilization` is the engine's memory knob (None: its default); `non_kv_bytes` replaces our estimate by a
     measured figure, `adapters` come on top. Window layers and states of linear layers are set aside for `max_num_seqs`
     sequences. With attention data parallelism each rank has a pool of its own, and the worker has their sum. Raises
-    `ConfigError` if it does not fit.
+    `MemoryShortage` if it does not fit.
     """
     placed.layout.check(placed.model)
     usual = pick("engine", engine, MEMORY_SHARE)
@@ -207,10 +217,12 @@ def _stage_pool(
 
 def _refusal(
     placed: Placement, weight_bytes: float, has_bytes: float, block_bytes: int, adapter_bytes: int
-) -> ConfigError:
+) -> MemoryShortage:
     beside = f" beside {adapter_bytes / GIB:.1f} GiB of adapters" if adapter_bytes else ""
-    return ConfigError(
+    has_bytes = max(has_bytes, 0.0)
+    text = (
         f"{placed.label()} does not fit: a GPU needs {weight_bytes / GIB:.1f} GiB for weights and "
-        f"{block_bytes / GIB:.3f} GiB for one KV block, and has {max(has_bytes, 0.0) / GIB:.1f} GiB for them "
+        f"{block_bytes / GIB:.3f} GiB for one KV block, and has {has_bytes / GIB:.1f} GiB for them "
         f"of its {placed.gpu.mem_bytes / GIB:.1f} GiB{beside}; raise tp or pp, or take a smaller format or a larger GPU"
     )
+    return MemoryShortage(text, weight_bytes=weight_bytes, block_bytes=block_bytes, has_bytes=has_bytes)
