@@ -111,6 +111,7 @@ class NaiveSglang:
         conservativeness: float = 1.0,
         clip: int = 4096,
         interval: int = 0,
+        recv: int = 1,
         caching: bool = True,
         host: NaiveHost | None = None,
         drafts: int = 0,
@@ -124,6 +125,8 @@ class NaiveSglang:
         self.floor = self.initial * 0.14
         self.base, self.decays = self.initial, 0
         self.waiting: list[Job] = []
+        self.recv, self.since = recv, recv  # decode steps between looks at who has come
+        self.unseen: list[Job] = []
         self.running: list[Job] = []
         self.root = Node([], None, 0)
         self.free = blocks
@@ -371,18 +374,29 @@ class NaiveSglang:
     def schedule(self, now_s: float) -> float:
         """Decide what the step computes; returns when it ends."""
         self.todo = ("", [], {})
+        if self.since >= self.recv:
+            self.look()
         work = [] if self.shut or (self.closed and self.running) else self.admit(now_s)
         if work:
             self.closed = self.interval
+            self.since = self.recv
             self.todo = ("prompts", [j for j, _ in work], {})
             took_s = self.latency.step_s([c for _, c in work], 0, 0, 0, 0)
             return round(now_s + took_s, 9) if self.host is None else self.host.end_s(now_s, took_s)
         if self.running:
             return self.decode(now_s)
+        if self.unseen:
+            self.look()
+            return self.schedule(now_s)
         if self.waiting:
             self.base, self.decays = min(self.base, self.floor), 0  # empty steps until it falls no more
             self.stuck()
         return now_s
+
+    def look(self) -> None:
+        self.waiting += self.unseen
+        self.unseen = []
+        self.since = 0
 
     def emit(self, end_s: float) -> None:
         """The scheduled step ends."""
@@ -496,6 +510,7 @@ class NaiveSglang:
         self.take(self.taken)
         self.todo = ("decode", [], ahead)
         self.closed = max(0, self.closed - 1)  # a step of no time is none
+        self.since += 1
         return round(now_s + self.latency.decode_piece(len(self.running), sum(len(j) for j in self.running)).g0, 9)
 
     def end_decode(self, ahead: dict[Job, int], end_s: float) -> None:
@@ -520,13 +535,13 @@ class NaiveSglang:
     def run(self, jobs: list[Job]) -> None:
         coming = sorted(jobs, key=lambda j: j.arrival_s)
         now_s, steps = 0.0, 0
-        while coming or self.waiting or self.running:
-            if not self.waiting and not self.running:
+        while coming or self.waiting or self.running or self.unseen:
+            if not self.waiting and not self.running and not self.unseen:
                 now_s = max(now_s, coming[0].arrival_s)
             while coming and coming[0].arrival_s <= now_s:
                 job = coming.pop(0)
-                (self.done if self.refuses(job) else self.waiting).append(job)
-            if self.waiting or self.running:
+                (self.done if self.refuses(job) else self.unseen).append(job)
+            if self.waiting or self.running or self.unseen:
                 now_s = self.step(now_s)
                 steps += 1
                 assert steps < 20_000, "no end in sight"

@@ -12,6 +12,26 @@ class NaiveTrtllm(NaiveEngine):
     """Guaranteed no evict adds up what everybody who runs may still need; else as the vLLM one, newest preempted."""
 
     guaranteed = True
+    wait_steps, wait_ratio, waited = 0, 0.0, 0
+
+    def schedule(self, now_s: float) -> float:
+        if self.wait_steps:
+            decoding = sum(1 for job in self.running if job.outputs)
+            tokens = sum(len(job) for job in self.waiting) + decoding
+            self.shut = bool(
+                self.waiting
+                and decoding
+                and self.waited < self.wait_steps
+                and tokens < self.wait_ratio * self.budget
+            )
+            self.waited += self.shut
+        return super().schedule(now_s)
+
+    def admit(self, now_s: float, parts: dict[Job, tuple[int, int]], budget: int) -> tuple[bool, int]:
+        ok, used = super().admit(now_s, parts, budget)
+        if ok:
+            self.waited = 0
+        return ok, used
 
     def findable(self, job: Job) -> int:
         return len(job)
@@ -34,9 +54,9 @@ class NaiveTrtllm(NaiveEngine):
 class NaiveGroup:
     """Ranks that begin and end every step together; requests go to them in turn."""
 
-    def __init__(self, ranks: list[NaiveEngine], interval: int = 1) -> None:
-        self.ranks, self.interval = ranks, interval
-        self.steps, self.turn = 0, 0
+    def __init__(self, ranks: list[NaiveEngine], interval: int = 1, balance: int = 0) -> None:
+        self.ranks, self.interval, self.balance = ranks, interval, balance
+        self.steps, self.turn, self.unbalanced = 0, 0, 0
         self.left = [False] * len(ranks)
 
     @property
@@ -50,8 +70,10 @@ class NaiveGroup:
     def step(self, now_s: float) -> float:
         ends = [now_s]
         working = []
+        waits = self.waits()
         for at, rank in enumerate(self.ranks):
             chance = self.steps % self.interval == 0 or self.left[at] or not rank.running
+            chance = chance and not waits
             rank.shut = not chance
             if rank.waiting or rank.running:
                 working.append(rank)
@@ -62,6 +84,20 @@ class NaiveGroup:
             rank.emit(max(ends))
         self.steps += 1
         return max(ends)
+
+    def waits(self) -> bool:
+        """Whether prompts wait for prompts on other ranks."""
+        if not self.balance:
+            return False
+        all_decode = all(any(job.outputs for job in rank.running) for rank in self.ranks)
+        if not all_decode or all(rank.waiting and len(rank.running) < rank.slots for rank in self.ranks):
+            self.unbalanced = 0
+            return False
+        self.unbalanced += 1
+        if self.unbalanced >= self.balance:
+            self.unbalanced = 0
+            return False
+        return True
 
     def run(self, jobs: list[Job]) -> None:
         coming = sorted(jobs, key=lambda j: j.arrival_s)

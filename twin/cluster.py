@@ -177,7 +177,12 @@ def _settings(group: WorkerGroup, seed: int, *, peer: bool, leap: bool) -> Engin
         from twin.engine.trtllm import TrtllmSettings
 
         return TrtllmSettings(
-            **common, exclusive_prefill=False, preemption="lifo", capacity_policy=engine.capacity_policy
+            **common,
+            exclusive_prefill=False,
+            preemption="lifo",
+            capacity_policy=engine.capacity_policy,
+            batch_wait_iters=engine.batch_wait_iters,
+            batch_wait_ratio=engine.batch_wait_ratio,
         )
     return EngineSettings(
         **common,
@@ -202,6 +207,7 @@ def _common(group: WorkerGroup, seed: int, *, peer: bool, leap: bool) -> dict[st
         "leap": leap,
         "ranks": group.dp,
         "prefill_interval": engine.prefill_schedule_interval,
+        "balance_wait": engine.dp_balance_wait_iters,
         "speculation": _speculation(group, seed, peer=peer and engine.kind != "sglang"),  # the reference has none there
     }
     if engine.host_blocks is not None:
@@ -276,6 +282,7 @@ def _sglang(group: WorkerGroup, sizes: dict[str, Any], *, peer: bool) -> SglangS
         clip_max_new_tokens=engine.clip_max_new_tokens,
         prefill_decode_interval=engine.prefill_decode_interval,
         free_recompute=peer,
+        recv_interval=engine.recv_interval,
     )
 
 

@@ -145,6 +145,28 @@ class EngineConfig:
     prefill_decode_interval: int = _key(
         0, "sglang: decode steps after a prefill step that admit nobody", low=0, high=LARGEST
     )
+    recv_interval: int = _key(
+        1, "sglang: decode steps between looks at who has come (scheduler_recv_interval)", low=1, high=LARGEST
+    )
+    batch_wait_iters: int = _key(
+        0,
+        "trtllm: steps that prompts wait at most for others while requests decode (batch_wait_timeout_iters); 0 is off",
+        low=0,
+        high=LARGEST,
+    )
+    batch_wait_ratio: float = _key(
+        0.0,
+        "trtllm: share of max_num_batched_tokens that ends their wait (batch_wait_max_tokens_ratio); 0 is off",
+        low=0,
+        high=1,
+    )
+    dp_balance_wait_iters: int = _key(
+        0,
+        "trtllm with dp > 1: prompts start when every rank has one, or in every so-many-th step (attention_dp_config "
+        "timeout_iters); 0 is off",
+        low=0,
+        high=LARGEST,
+    )
     prefill_schedule_interval: int = _key(
         1, "with dp > 1, steps between chances for new prompts of a rank that decodes", low=1, high=LARGEST
     )

@@ -131,7 +131,7 @@ def _group(config: Config, group: WorkerGroup) -> Iterator[tuple[str, str]]:
     limit, loras = group.engine.max_loras, group.loras
     if loras is not None and limit is not None and (not loras or (limit >= len(loras) and group.engine.kv_blocks)):
         yield f"{shown}.engine.max_loras", f"loras lists {len(loras)} adapters"
-    for name, why in _scheduler(group):
+    for name, why in (*_scheduler(group), *_waits(config, group)):
         yield f"{shown}.engine.{name}", why
     for name, owner in foreign_keys(group.latency).items():
         yield f"{shown}.latency.{name}", f"it belongs to the {owner} model, and {group.latency.model} is asked for"
@@ -266,6 +266,35 @@ def _scheduler(group: WorkerGroup) -> Iterator[tuple[str, str]]:
         idle["max_loras"] = "a limit on adapters is there for vllm without draft tokens and without a host tier"
     if engine.cuda_graph_sizes is None:
         idle["eager_factor"] = "without cuda_graph_sizes no step is eager"
+    yield from ((name, why) for name, why in idle.items() if name in changed)
+
+
+def _waits(config: Config, group: WorkerGroup) -> Iterator[tuple[str, str]]:
+    """Options of how prompts wait while others decode, where they do not."""
+    engine, ranks = group.engine, group.dp > 1
+    changed = set(_changed(engine, ("recv_interval", "batch_wait_iters", "batch_wait_ratio", "dp_balance_wait_iters")))
+    idle: dict[str, str] = {}
+    if ranks:
+        idle["recv_interval"] = f"there are {group.dp} ranks, and with ranks (attention dp) every step looks who has come"
+        idle |= dict.fromkeys(
+            ("batch_wait_iters", "batch_wait_ratio"), f"with {group.dp} ranks there is dp_balance_wait_iters instead"
+        )
+        if engine.dp_balance_wait_iters == 1:
+            idle["dp_balance_wait_iters"] = "prompts may start in every step"
+    else:
+        idle["dp_balance_wait_iters"] = "there is one rank (dp = 1)"
+        if not engine.batch_wait_iters:
+            idle["batch_wait_ratio"] = "batch_wait_iters = 0, so prompts do not wait"
+        if not engine.batch_wait_ratio:
+            idle["batch_wait_iters"] = "batch_wait_ratio = 0, so any prompt is enough"
+    if group.role == "prefill":
+        idle |= dict.fromkeys(changed, "prefill workers do not decode, so no prompt waits")
+    elif group.role == "decode" and config.disaggregation.conditional == "off":
+        idle |= dict.fromkeys(changed, "disaggregation.conditional is off, so all prompts come by hand-off")
+    for name in changed:
+        owner = "sglang" if name == "recv_interval" else "trtllm"
+        if engine.kind != owner:
+            idle[name] = f"it belongs to {owner}, and {engine.kind} is asked for"
     yield from ((name, why) for name, why in idle.items() if name in changed)
 
 

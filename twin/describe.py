@@ -127,8 +127,14 @@ def cluster_line(group: Group) -> str:
         engine += f", each of {settings.ranks} ranks"
     if config.engine.kind == "trtllm":
         engine += f", {config.engine.capacity_policy}"
+        if config.engine.batch_wait_iters:
+            engine += f", prompts wait for others up to {config.engine.batch_wait_iters} steps"
+        if config.engine.dp_balance_wait_iters:
+            engine += f", ranks for each other's prompts up to {config.engine.dp_balance_wait_iters}"
     if config.engine.kind == "sglang":
         engine += f", {config.engine.schedule_policy}"
+        if config.engine.recv_interval > 1:
+            engine += f", looks who has come every {config.engine.recv_interval} decode steps"
     if isinstance(settings, SglangSettings) and settings.ranks > 1:
         engine += f", conservativeness {settings.schedule_conservativeness:g}"
     if settings.host is not None:

@@ -40,6 +40,13 @@ TRTLLM: dict[str, EngineSettings] = {
     "guaranteed": trtllm_settings(OPTIONS, "guaranteed_no_evict"),
     "utilization": trtllm_settings(OPTIONS, "max_utilization"),
     "guaranteed ranks": trtllm_settings(OPTIONS, "guaranteed_no_evict", ranks=2),
+    "waits for more prompts": trtllm_settings(OPTIONS, "guaranteed_no_evict", batch_wait_iters=5, batch_wait_ratio=0.7),
+    "waits, utilization": trtllm_settings(OPTIONS, "max_utilization", batch_wait_iters=5, batch_wait_ratio=0.7),
+    "waits, speculation": trtllm_settings(
+        OPTIONS, "guaranteed_no_evict", batch_wait_iters=4, batch_wait_ratio=1.0, speculation=SPECULATION
+    ),
+    "balanced ranks": trtllm_settings(OPTIONS, "guaranteed_no_evict", ranks=2, balance_wait=4),
+    "balanced ranks, utilization": trtllm_settings(OPTIONS, "max_utilization", ranks=2, balance_wait=4),
     "guaranteed speculation": trtllm_settings(OPTIONS, "guaranteed_no_evict", speculation=SPECULATION),
     "no caching": trtllm_settings(OPTIONS | {"prefix_caching": False}, "guaranteed_no_evict"),
 }

@@ -34,6 +34,7 @@ def engines(draw: st.DrawFn) -> dict:
         "schedule_conservativeness": draw(st.sampled_from([0.02, 0.3, 1.0, 2.0])),
         "clip_max_new_tokens": draw(st.sampled_from([2, 8, 4096])),
         "prefill_decode_interval": draw(st.sampled_from([0, 0, 1, 3])),
+        "recv_interval": draw(st.sampled_from([1, 1, 2, 3, 7, 20])),
     }
 
 
@@ -49,6 +50,7 @@ def naive_of(options: dict, latency: LatencyModel, **more: object) -> NaiveSglan
         conservativeness=options["schedule_conservativeness"],
         clip=options["clip_max_new_tokens"],
         interval=options["prefill_decode_interval"],
+        recv=options["recv_interval"],
         caching=options["prefix_caching"],
         **more,  # type: ignore[arg-type]
     )
@@ -122,6 +124,7 @@ class SglangMachine(test_engine_machines.EngineMachine):
         ranks=st.sampled_from([1, 1, 2]),
         drafts=st.sampled_from([False, False, True]),
         host=st.sampled_from([None, None, "on_evict", "on_store"]),
+        recv=st.sampled_from([1, 3, 10]),
     )
     def start(  # type: ignore[override]
         self,
@@ -135,6 +138,7 @@ class SglangMachine(test_engine_machines.EngineMachine):
         ranks: int,
         drafts: bool,
         host: str | None,
+        recv: int,
     ) -> None:
         blocks = test_engine_machines.BLOCKS if size > 1 else test_engine_machines.BLOCKS * 4
         tier = None
@@ -154,6 +158,7 @@ class SglangMachine(test_engine_machines.EngineMachine):
             ranks=ranks,
             speculation=test_engine_machines.SPECULATION if drafts else None,
             host=tier,
+            recv_interval=recv if ranks == 1 else 1,
         )
         self.begin(settings, events=events and caching)
 

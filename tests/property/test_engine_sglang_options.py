@@ -64,6 +64,8 @@ def settings_of(
     options: dict, *, ranks: int = 1, rates: tuple[float, ...] = (), tier: HostTierSettings | None = None
 ) -> EngineSettings:
     speculation = Speculation(accept_rates=rates, seed=SEED) if rates else None
+    if ranks > 1:
+        options = options | {"recv_interval": 1}  # refused with ranks
     return sglang_settings(**options, ranks=ranks, speculation=speculation, host=tier)
 
 
@@ -120,7 +122,7 @@ def test_a_host_tier_agrees(rows: list[Row], options: dict, tier: HostTierSettin
 def test_all_of_them_agree(
     rows: list[Row], options: dict, ranks: int, rates: tuple[float, ...], tier: HostTierSettings
 ) -> None:
-    options = cached(options)
+    options = cached(options) | {"recv_interval": 1}
     group = NaiveGroup([naive(options, FIXED, rates=rates, tier=tier) for _ in range(ranks)])  # type: ignore[misc]
     group.run(jobs_of(rows))
     compare(run(rows, settings_of(options, ranks=ranks, rates=rates, tier=tier), FIXED), group.done, 1e-12)

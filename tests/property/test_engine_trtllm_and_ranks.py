@@ -20,6 +20,8 @@ from twin.perf.polynomial import PolynomialLatency
 from twin.perf.protocol import LatencyModel
 
 POLICIES = st.sampled_from(["guaranteed_no_evict", "max_utilization"])
+WAITS = st.sampled_from([(0, 0.0), (0, 0.0), (2, 1.0), (5, 0.5), (30, 0.1), (30, 1.0)])
+BALANCES = st.sampled_from([0, 0, 2, 5, 30])
 FIXED = FixedLatency(prefill_s=0.005, prefill_s_per_token=0.001, decode_s=0.01)
 
 
@@ -31,7 +33,9 @@ def trtllm_settings(options: dict, policy: str, **more: object) -> TrtllmSetting
     )
 
 
-def naive_of(options: dict, latency: LatencyModel, policy: str | None) -> NaiveEngine:
+def naive_of(
+    options: dict, latency: LatencyModel, policy: str | None, wait: tuple[int, float] = (0, 0.0)
+) -> NaiveEngine:
     kind = NaiveEngine if policy is None else NaiveTrtllm
     engine = kind(
         latency,
@@ -46,7 +50,12 @@ def naive_of(options: dict, latency: LatencyModel, policy: str | None) -> NaiveE
     )
     if isinstance(engine, NaiveTrtllm):
         engine.guaranteed = policy == "guaranteed_no_evict"
+        engine.wait_steps, engine.wait_ratio = wait
     return engine
+
+
+def waiting(wait: tuple[int, float]) -> dict:
+    return {"batch_wait_iters": wait[0], "batch_wait_ratio": wait[1]}
 
 
 def jobs_of(rows: list[Row]) -> list[Job]:
@@ -66,48 +75,58 @@ def compare(seen: Seen, done: list[Job], tolerance_s: float) -> None:
 # ---------------------------------------------------------------- against the naive ones
 
 
-@given(traces(), engines(), POLICIES)
-def test_trtllm_agrees_to_the_instant_with_ties(rows: list[Row], options: dict, policy: str) -> None:
-    naive = naive_of(options, FIXED, policy)
+@given(traces(), engines(), POLICIES, WAITS)
+def test_trtllm_agrees_to_the_instant_with_ties(
+    rows: list[Row], options: dict, policy: str, wait: tuple[int, float]
+) -> None:
+    naive = naive_of(options, FIXED, policy, wait)
     naive.run(jobs_of(rows))
-    seen = simulate(rows, [(trtllm_settings(options, policy), FIXED)], key_tokens=KEY_TOKENS)
+    seen = simulate(rows, [(trtllm_settings(options, policy, **waiting(wait)), FIXED)], key_tokens=KEY_TOKENS)
     compare(seen, naive.done, 1e-12)
     if policy == "guaranteed_no_evict":
         assert not any(request.sequence.readmissions for request, _ in seen.ended.values() if request.sequence)
 
 
-@given(traces(), engines(), POLICIES)
-def test_trtllm_agrees_with_step_times_that_depend_on_context(rows: list[Row], options: dict, policy: str) -> None:
+@given(traces(), engines(), POLICIES, WAITS)
+def test_trtllm_agrees_with_step_times_that_depend_on_context(
+    rows: list[Row], options: dict, policy: str, wait: tuple[int, float]
+) -> None:
     rows = untied(rows)
     latency = PolynomialLatency(options["blocks"] * options["block_size"])
-    naive = naive_of(options, latency, policy)
+    naive = naive_of(options, latency, policy, wait)
     naive.run(jobs_of(rows))
-    seen = simulate(rows, [(trtllm_settings(options, policy), latency)], key_tokens=KEY_TOKENS)
+    seen = simulate(rows, [(trtllm_settings(options, policy, **waiting(wait)), latency)], key_tokens=KEY_TOKENS)
     compare(seen, naive.done, 1e-6)
 
 
-@given(traces(), engines(), st.integers(2, 4), st.none() | POLICIES, st.sampled_from([1, 1, 3, 4]))
-def test_ranks_in_step_agree(rows: list[Row], options: dict, ranks: int, policy: str | None, interval: int) -> None:
+@given(traces(), engines(), st.integers(2, 4), st.none() | POLICIES, st.sampled_from([1, 1, 3, 4]), BALANCES)
+def test_ranks_in_step_agree(
+    rows: list[Row], options: dict, ranks: int, policy: str | None, interval: int, balance: int
+) -> None:
     if options["exclusive_prefill"]:
         interval = 1  # prompts first: the interval has no part to play, and is refused
-    group = NaiveGroup([naive_of(options, FIXED, policy) for _ in range(ranks)], interval)
+    balance = balance if policy is not None else 0
+    group = NaiveGroup([naive_of(options, FIXED, policy) for _ in range(ranks)], interval, balance)
     group.run(jobs_of(rows))
-    seen = simulate(rows, [(ranked(options, policy, ranks, interval), FIXED)], key_tokens=KEY_TOKENS)
+    seen = simulate(rows, [(ranked(options, policy, ranks, interval, balance), FIXED)], key_tokens=KEY_TOKENS)
     compare(seen, group.done, 1e-12)
 
 
-@given(traces(), engines(), st.integers(2, 3), st.none() | POLICIES)
-def test_ranks_wait_for_the_slowest(rows: list[Row], options: dict, ranks: int, policy: str | None) -> None:
+@given(traces(), engines(), st.integers(2, 3), st.none() | POLICIES, BALANCES)
+def test_ranks_wait_for_the_slowest(
+    rows: list[Row], options: dict, ranks: int, policy: str | None, balance: int
+) -> None:
     rows = untied(rows)
     latency = PolynomialLatency(options["blocks"] * options["block_size"])
-    group = NaiveGroup([naive_of(options, latency, policy) for _ in range(ranks)])
+    balance = balance if policy is not None else 0
+    group = NaiveGroup([naive_of(options, latency, policy) for _ in range(ranks)], balance=balance)
     group.run(jobs_of(rows))
-    seen = simulate(rows, [(ranked(options, policy, ranks), latency)], key_tokens=KEY_TOKENS)
+    seen = simulate(rows, [(ranked(options, policy, ranks, balance=balance), latency)], key_tokens=KEY_TOKENS)
     compare(seen, group.done, 1e-6)
 
 
-def ranked(options: dict, policy: str | None, ranks: int, interval: int = 1) -> EngineSettings:
-    more = {"ranks": ranks, "prefill_interval": interval}
+def ranked(options: dict, policy: str | None, ranks: int, interval: int = 1, balance: int = 0) -> EngineSettings:
+    more = {"ranks": ranks, "prefill_interval": interval, "balance_wait": balance}
     return engine_settings(**options, **more) if policy is None else trtllm_settings(options, policy, **more)
 
 
@@ -123,23 +142,51 @@ def ranked(options: dict, policy: str | None, ranks: int, interval: int = 1) -> 
     st.sampled_from([1, 4]),
     st.booleans(),
     st.sampled_from([0.0, 0.004]),
+    WAITS,
+    BALANCES,
 )
 def test_leaping_changes_nothing(
-    rows: list[Row], options: dict, policy: str | None, ranks: int, interval: int, events: bool, lag_s: float
+    rows: list[Row],
+    options: dict,
+    policy: str | None,
+    ranks: int,
+    interval: int,
+    events: bool,
+    lag_s: float,
+    wait: tuple[int, float],
+    balance: int,
 ) -> None:
     if options["exclusive_prefill"]:
         interval = 1
-    leaping_on = ranked(options, policy, ranks, interval)
+    leaping_on = ranked(options, policy, ranks, interval, balance if ranks > 1 and policy is not None else 0)
+    if ranks == 1 and policy is not None:
+        leaping_on = replace(leaping_on, **waiting(wait))
     same_either_way(rows, leaping_on, events=events, lag_s=lag_s)
 
 
-@given(traces(), engines(), st.none() | POLICIES, st.sampled_from([1, 2]), st.sampled_from([(), (0.0,), (1.0, 0.5)]))
+@given(
+    traces(),
+    engines(),
+    st.none() | POLICIES,
+    st.sampled_from([1, 2]),
+    st.sampled_from([(), (0.0,), (1.0, 0.5)]),
+    WAITS,
+    BALANCES,
+)
 def test_leaping_is_no_matter_with_speculation(
-    rows: list[Row], options: dict, policy: str | None, ranks: int, rates: tuple[float, ...]
+    rows: list[Row],
+    options: dict,
+    policy: str | None,
+    ranks: int,
+    rates: tuple[float, ...],
+    wait: tuple[int, float],
+    balance: int,
 ) -> None:
     options = options | {"exclusive_prefill": False}
-    speculation = Speculation(accept_rates=rates, seed=7)
-    same_either_way(rows, replace(ranked(options, policy, ranks), speculation=speculation), events=True, lag_s=0.0)
+    more: dict = {"speculation": Speculation(accept_rates=rates, seed=7)}
+    if policy is not None:
+        more |= {"balance_wait": balance} if ranks > 1 else waiting(wait)
+    same_either_way(rows, replace(ranked(options, policy, ranks), **more), events=True, lag_s=0.0)
 
 
 def same_either_way(rows: list[Row], setting: EngineSettings, *, events: bool, lag_s: float) -> None:

@@ -47,6 +47,7 @@ def build_engine(
         lambda rows: kind(settings, replace(parts, record=rows)),
         settings.ranks,
         interval=settings.prefill_interval,
+        balance_wait=settings.balance_wait,
         record=record,
     )
 

@@ -80,6 +80,11 @@ class EngineCore(Leaping):
     def idle(self) -> bool:
         return not self.running and not self.waiting and not self.activated
 
+    @property
+    def decodes(self) -> bool:
+        """Whether a step that began now would make tokens for somebody who has some."""
+        return self.batch.size > 0 or any(seq.outputs for seq in self.running)
+
     def withhold(self, since_s: float) -> None:
         """Tokens made at `since_s` or later reach nobody until `deliver`."""
         self._log.withhold(since_s)

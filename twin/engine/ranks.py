@@ -53,6 +53,9 @@ class Rank(Engine, Protocol):
     @property
     def pool(self) -> RankPool: ...
 
+    @property
+    def decodes(self) -> bool: ...
+
     def shut(self, shut: bool) -> None: ...
 
     def own_pace(self) -> DecodePiece: ...
@@ -70,8 +73,10 @@ class RankedEngine:
     """Engines that share the beginning and the end of every step.
 
     `interval`: while a rank decodes, its new prompts start only in every so-many-th step of the group, unless its last
-    chance left requests waiting. `record` takes one row per step of the group. Leaps cover the steps that are certain
-    on every rank; step times inside are those of the slowest, so that leaping changes no instant.
+    chance left requests waiting. `balance_wait`: while every rank decodes, new prompts start only in a step for which
+    there are some on every rank, or in every so-many-th; 0 is off. `record` takes one row per step of the group. Leaps
+    cover the steps that are certain on every rank; step times inside are those of the slowest, so that leaping changes
+    no instant.
     """
 
     def __init__(
@@ -80,6 +85,7 @@ class RankedEngine:
         ranks: int,
         *,
         interval: int = 1,
+        balance_wait: int = 0,
         record: Callable[[Row], None] | None = None,
     ) -> None:
         self._rows: list[tuple[int, Row]] = []
@@ -89,6 +95,9 @@ class RankedEngine:
         self._interval = interval
         self._steps = 0  # of the group, so far
         self._left_waiting = [False] * ranks
+        self._balance_wait = balance_wait
+        self._unbalanced = 0  # steps since the last in which prompts could start, balanced or not
+        self._counts = False  # whether the planned steps are such steps
         self._turn = 0
         self.routed: Callable[[Sequence], int | None] = lambda seq: None  # the rank that a router has chosen, if any
         self._latest = 0
@@ -219,7 +228,8 @@ class RankedEngine:
     def plan(self, now_s: float) -> StepPlan | None:
         """The next step of every rank that has work, ended by the slowest; None when there is nothing to do."""
         ranks = self.ranks
-        shut = [self._is_shut(at) for at in range(len(ranks))]
+        waits = self._balance_wait > 0 and self._waits_for_balance()
+        shut = [waits or self._is_shut(at) for at in range(len(ranks))]
         decoding = [rank for rank in ranks if rank.batch.size]
         paces = [rank.pace() for rank in decoding]
         in_pace = decoding == self._in_pace and None not in paces
@@ -243,6 +253,21 @@ class RankedEngine:
             self._decode_together(step, in_pace=in_pace)
         self._in_pace = decoding
         return step
+
+    def _waits_for_balance(self) -> bool:
+        """Whether new prompts must wait for prompts on other ranks. Steps count whether or not anybody waits."""
+        slots = self.settings.max_num_seqs
+        is_balanced = all(rank.waiting and len(rank.running) < slots for rank in self.ranks)
+        self._counts = not is_balanced and all(rank.decodes for rank in self.ranks)
+        if not self._counts:
+            self._unbalanced = 0
+        return self._counts and self._unbalanced + 1 < self._balance_wait
+
+    def _count(self, steps: int) -> None:
+        """So many steps of the group are over."""
+        self._steps += steps
+        if self._counts:
+            self._unbalanced = (self._unbalanced + steps) % self._balance_wait
 
     def _is_shut(self, at: int) -> bool:
         """Whether new prompts of a rank must wait for the group's next chance."""
@@ -279,6 +304,8 @@ class RankedEngine:
         past = self._steps % self._interval
         if past and any(rank.waiting for rank in self.ranks):
             steps = min(steps, self._interval - past)
+        if self._counts and any(rank.waiting for rank in self.ranks):
+            steps = min(steps, max(1, self._balance_wait - 1 - self._unbalanced))
         for rank, part in self._planned():
             rank.shorten(part, steps)
         self._agree(step)
@@ -300,7 +327,7 @@ class RankedEngine:
         for rank, part in self._planned():
             rank.settle(part, at_s)
         self._agree(step)
-        self._steps += before - step.steps
+        self._count(before - step.steps)
         self._record()
 
     def reprice(self, step: StepPlan | None, end_s: float | None = None) -> None:
@@ -321,7 +348,7 @@ class RankedEngine:
             outcome.freed |= one.freed
         for seq in outcome.ended:
             del self._rank_of[seq]
-        self._steps += step.steps
+        self._count(step.steps)
         self._record()
         return outcome
 

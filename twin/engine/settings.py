@@ -49,7 +49,8 @@ class EngineSettings:
     `exclusive_prefill`: a step is one whole prompt or a decode step, prompts first. `preemption` is "lifo" or "fifo".
     `fifo_skip` and `abort_when_stuck` are behaviours of the reference simulator (docs/parity.md). `leap` False computes
     every step on its own; the results are the same. `ranks` > 1: attention data parallelism, all sizes are those of one
-    rank; `prefill_interval` is then the number of steps between chances for new prompts of a rank that decodes.
+    rank; `prefill_interval` is then the number of steps between chances for new prompts of a rank that decodes, and
+    `balance_wait` (0: off) between those of prompts for which there are none on some other rank.
     `max_loras`: adapters in one batch at most (None: no limit). `tiers`: a block manager keeps tiers below the pool;
     with `layers` a prompt is computed layer by layer behind what comes up for it, else when all has come.
     """
@@ -68,6 +69,7 @@ class EngineSettings:
     leap: bool = True
     ranks: int = 1
     prefill_interval: int = 1
+    balance_wait: int = 0
     speculation: Speculation | None = None
     host: HostTierSettings | None = None
     max_loras: int | None = None
@@ -84,7 +86,8 @@ class EngineSettings:
 class SglangSettings(EngineSettings):
     """`schedule_policy` is "fifo" or "lpm" (longest cached prefix first). A prefill step computes at most
     `chunked_prefill_size` tokens and lets in at most `max_prefill_tokens`; after one, `prefill_decode_interval` decode
-    steps let nobody in. Of a request's outputs still to come, `clip_max_new_tokens` count for admission.
+    steps let nobody in. Of a request's outputs still to come, `clip_max_new_tokens` count for admission. While requests
+    decode, new ones are seen every `recv_interval` steps.
     `free_recompute`: on a decode worker, computing again after a retraction takes no time (the reference's rule).
     """
 
@@ -95,3 +98,4 @@ class SglangSettings(EngineSettings):
     clip_max_new_tokens: int
     prefill_decode_interval: int
     free_recompute: bool = False
+    recv_interval: int = 1

@@ -41,6 +41,8 @@ class SglangEngine(EngineCore):
         self._prefilled: list[Sequence] = []  # computed in the planned step
         self._silent: list[Sequence] = []  # members without a token yet, or with complete pages not in the tree
         self._shut = 0  # decode steps that let nobody in
+        self._unseen: list[Sequence] = []  # they have come, and the scheduler has not looked
+        self._since_look = settings.recv_interval  # decode steps; it looks after as many as the interval has
         self._holds_back = False
 
     def _make_ledger(self) -> RadixLedger:
@@ -64,7 +66,10 @@ class SglangEngine(EngineCore):
             if seq.prompt >= settings.max_model_len:
                 return f"prompt of {seq.prompt} tokens reaches max_model_len {settings.max_model_len}"
             seq.outputs_limit = min(seq.outputs_limit, settings.max_model_len - seq.prompt)
-        self._queue.append(seq)
+        if settings.recv_interval > 1:
+            self._unseen.append(seq)
+        else:
+            self._queue.append(seq)
         return None
 
     def cancel(self, seq: Sequence) -> None:
@@ -73,6 +78,8 @@ class SglangEngine(EngineCore):
             return
         if seq.phase is Phase.DECODE:
             self._leave(seq)
+        elif seq in self._unseen:
+            self._unseen.remove(seq)
         elif seq.phase is Phase.WAITING:
             self._queue.remove(seq)
         elif seq.phase is Phase.ACTIVATED:
@@ -87,16 +94,21 @@ class SglangEngine(EngineCore):
         return self.batch.length(seq) - seq.prompt, self._log.last_token_s(seq)
 
     @property
+    def idle(self) -> bool:
+        return not self._unseen and super().idle
+
+    @property
     def head_is_blocked(self) -> bool:
         """Whether whoever waits cannot enter before the batch changes, so that a newcomer behind changes nothing."""
-        return self.settings.schedule_policy == "fifo" and len(self.waiting) > 1
+        return self.settings.schedule_policy == "fifo" and len(self.waiting) > 1 and not self._unseen
 
     @property
     def loaded_blocks(self) -> int:
         return 0 if self._hosted is None else self._hosted.host.loaded_blocks
 
     def _queues(self) -> tuple[int, int]:
-        return len(self.running) + len(self._prefilled), len(self.waiting) + len(self.activated)
+        waiting = len(self.waiting) + len(self.activated) + len(self._unseen)
+        return len(self.running) + len(self._prefilled), waiting
 
     # ------------------------------------------------------------ hand-off
 
@@ -138,9 +150,17 @@ class SglangEngine(EngineCore):
 
     # ------------------------------------------------------------ plan
 
+    def plan(self, now_s: float) -> StepPlan | None:
+        step = super().plan(now_s)
+        if step is not None:
+            step.waiting += len(self._unseen)
+        return step
+
     def _plan(self, now_s: float) -> StepPlan | None:
         step = StepPlan(now_s)
         self._queue.certain = 0
+        if self._unseen and self._since_look == self.settings.recv_interval:
+            self._look()
         if self.activated:
             self._take_in_activated(now_s)
         if self.waiting and not self._holds_back and not self._is_shut and not (self._shut and self.batch.size):
@@ -150,7 +170,17 @@ class SglangEngine(EngineCore):
                 return step
         if self.batch.size:
             return self._plan_decode(step)
+        if self._unseen:  # an idle scheduler looks all the time
+            self._look()
+            return self._plan(now_s)
         return self._plan_stuck(step) if self.waiting and not self._holds_back else None
+
+    def _look(self) -> None:
+        """The scheduler sees who has come."""
+        for seq in self._unseen:
+            self._queue.append(seq)
+        self._unseen.clear()
+        self._since_look = 0
 
     def _take_in_activated(self, now_s: float) -> None:
         """Prompts that came from elsewhere go straight to the batch, as far as there are slots."""
@@ -171,6 +201,7 @@ class SglangEngine(EngineCore):
         if self._hosted is not None:
             step.end_s = self._hosted.ends_s(step.start_s, took_s)
         self._shut = self.settings.prefill_decode_interval
+        self._since_look = self.settings.recv_interval  # it looks behind a prompt step, whatever came before
         self._epoch.piece = None
 
     def _priced(self, work: Work) -> list[PrefillChunk]:
@@ -198,6 +229,8 @@ class SglangEngine(EngineCore):
         """For how many of `steps` decode steps nobody who waits can enter, nor their order change."""
         if step.preempted or self._silent:
             return 1
+        if self._unseen:
+            steps = min(steps, self.settings.recv_interval - self._since_look)
         if not self.waiting or self._holds_back or self._is_shut:
             return steps
         if self._shut:
@@ -305,6 +338,7 @@ class SglangEngine(EngineCore):
         if not step.preempted:
             self._ratio.decay(steps)
         self._shut = max(0, self._shut - steps)
+        self._since_look = (self._since_look + steps - 1) % self.settings.recv_interval + 1
 
     # ------------------------------------------------------------ commit
 

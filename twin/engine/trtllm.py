@@ -7,13 +7,13 @@ block computes nothing. Rules and their evidence: docs/engines/trtllm.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from policies.errors import InvariantError
 from policies.frozen import frozen
 from twin.engine.core import EngineParts
 from twin.engine.ledger import Ledger
-from twin.engine.plan import Outcome
+from twin.engine.plan import Outcome, StepPlan
 from twin.engine.pool import NO_MATCH, BlockPool, Match
 from twin.engine.sequence import Phase, Sequence
 from twin.engine.settings import EngineSettings
@@ -22,9 +22,14 @@ from twin.engine.vllm import VllmEngine
 
 @frozen
 class TrtllmSettings(EngineSettings):
-    """`capacity_policy` is "guaranteed_no_evict" or "max_utilization"."""
+    """`capacity_policy` is "guaranteed_no_evict" or "max_utilization". While requests decode, prompts wait for
+    `batch_wait_iters` steps, or until the tokens of all that wait, and one for everybody who decodes, are
+    `batch_wait_ratio` of a step's budget.
+    """
 
     capacity_policy: str
+    batch_wait_iters: int = 0
+    batch_wait_ratio: float = 0.0
 
     @property
     def longest_prompt_tokens(self) -> int:
@@ -40,6 +45,11 @@ class TrtllmEngine(VllmEngine):
         guaranteed = settings.capacity_policy == "guaranteed_no_evict"
         kind: type[FullHitLedger] = NoEvictLedger if guaranteed else FullHitLedger
         self.ledger = self._promises = kind(self.pool, settings.block_size, caching=settings.prefix_caching)
+        self._door: Door | None = None
+        if settings.batch_wait_iters and settings.batch_wait_ratio:
+            full_tokens = settings.batch_wait_ratio * settings.max_num_batched_tokens
+            self._door = Door(settings.batch_wait_iters, full_tokens)
+            self._is_watchful = True
 
     def submit(self, seq: Sequence) -> str | None:
         """Queue a request, its outputs cut to what the pool can hold; a prompt that leaves room for none is refused."""
@@ -56,6 +66,49 @@ class TrtllmEngine(VllmEngine):
         seq.outputs_limit = min(seq.outputs_limit, room_tokens - seq.prompt)
         return None
 
+    # ------------------------------------------------------------ waiting for more prompts
+
+    @property
+    def head_is_blocked(self) -> bool:
+        return super().head_is_blocked and not (self._door is not None and self._is_shut)
+
+    def plan(self, now_s: float) -> StepPlan | None:
+        if self._door is not None:
+            self.shut(self._door.is_shut(self.waiting, self._decoding()))
+        return super().plan(now_s)
+
+    def _decoding(self) -> int:
+        """How many of those who run have made tokens."""
+        if self._literally or not self.batch.size:
+            return sum(1 for seq in self.running if seq.outputs)
+        partial = self._partial
+        return self.batch.size + (partial is not None and partial.outputs > 0)
+
+    def _undisturbed(self, step: StepPlan, steps: int) -> int:
+        """Nobody enters while the door is shut; the step at which it opens is another plan's."""
+        return min(steps, self._door.left) if self._door is not None and self._is_shut else steps
+
+    def _start(self, seq: Sequence, now_s: float, hit_tokens: int) -> None:
+        if self._door is not None and seq.phase is not Phase.ACTIVATED:
+            self._door.steps = 0
+        super()._start(seq, now_s, hit_tokens)
+
+    def _advance(self, step: StepPlan) -> None:
+        self._waited(step.steps)
+        super()._advance(step)
+
+    def commit(self, step: StepPlan) -> Outcome:
+        if step.mixed or step.literal:
+            self._waited(1)
+        return super().commit(step)
+
+    def _waited(self, steps: int) -> None:
+        """So many steps are over that began with the door shut."""
+        if self._door is not None and self._is_shut:
+            self._door.steps += steps
+
+    # ------------------------------------------------------------ promises
+
     def _complete(self, seq: Sequence, end_s: float, outcome: Outcome) -> None:
         super()._complete(seq, end_s, outcome)
         if seq.phase is Phase.HELD:
@@ -71,6 +124,37 @@ class TrtllmEngine(VllmEngine):
         if seq.phase is not Phase.DECODE:
             return seq.owned
         return -(-(self.batch.length(seq) - 1) // self.settings.block_size)
+
+
+class Door:
+    """Prompts gather before it while others decode: until they are enough for a step, or for `most_steps` steps.
+
+    `steps` are over that began with it shut, since somebody entered.
+    """
+
+    __slots__ = ("_full_tokens", "_most_steps", "steps")
+
+    def __init__(self, most_steps: int, full_tokens: float) -> None:
+        self._most_steps = most_steps
+        self._full_tokens = full_tokens
+        self.steps = 0
+
+    @property
+    def left(self) -> int:
+        """For how many steps more it stays shut if nobody comes."""
+        return self._most_steps - self.steps
+
+    def is_shut(self, waiting: Iterable[Sequence], decoding: int) -> bool:
+        """Whether those who wait must stay out of the step that begins, beside `decoding` requests."""
+        if not decoding or self.left <= 0:
+            return False
+        tokens, anybody = decoding, False
+        for seq in waiting:
+            anybody = True
+            tokens += seq.prompt + seq.outputs
+            if tokens >= self._full_tokens:
+                return False
+        return anybody
 
 
 class FullHitLedger(Ledger):
