@@ -19,10 +19,7 @@ class NaiveTrtllm(NaiveEngine):
             decoding = sum(1 for job in self.running if job.outputs)
             tokens = sum(len(job) for job in self.waiting) + decoding
             self.shut = bool(
-                self.waiting
-                and decoding
-                and self.waited < self.wait_steps
-                and tokens < self.wait_ratio * self.budget
+                self.waiting and decoding and self.waited < self.wait_steps and tokens < self.wait_ratio * self.budget
             )
             self.waited += self.shut
         return super().schedule(now_s)

@@ -275,7 +275,9 @@ def _waits(config: Config, group: WorkerGroup) -> Iterator[tuple[str, str]]:
     changed = set(_changed(engine, ("recv_interval", "batch_wait_iters", "batch_wait_ratio", "dp_balance_wait_iters")))
     idle: dict[str, str] = {}
     if ranks:
-        idle["recv_interval"] = f"there are {group.dp} ranks, and with ranks (attention dp) every step looks who has come"
+        idle["recv_interval"] = (
+            f"there are {group.dp} ranks, and with ranks (attention dp) every step looks who has come"
+        )
         idle |= dict.fromkeys(
             ("batch_wait_iters", "batch_wait_ratio"), f"with {group.dp} ranks there is dp_balance_wait_iters instead"
         )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from simulate import sglang_settings
 from test_engine_against_naive import traces
 from test_engine_sglang import engines as sglang_engines
-from test_engine_trtllm_and_ranks import FIXED, POLICIES, ranked
+from test_engine_trtllm_and_ranks import BALANCES, FIXED, POLICIES, WAITS, ranked, waiting
 from test_faults_programs import Blow, _same, blows, engine_options
 from test_legs_programs import Program, programs, same_hand_offs
 
@@ -36,13 +36,21 @@ SIZES = (
 )
 
 
-@given(traces(), engine_options(), blows(ties=True), st.none() | POLICIES, st.sampled_from([1, 3]))
+@given(traces(), engine_options(), blows(ties=True), st.none() | POLICIES, st.sampled_from([1, 3]), BALANCES)
 def test_ranks_under_faults_with_ties(
-    rows: list[Row], options: dict, program: list[Blow], policy: str | None, interval: int
+    rows: list[Row], options: dict, program: list[Blow], policy: str | None, interval: int, balance: int
 ) -> None:
     if options["exclusive_prefill"]:
         interval = 1
-    _same(rows, program, ranked(options, policy, 2, interval), FIXED, "kv", 0.0)
+    balance = balance if policy is not None else 0
+    _same(rows, program, ranked(options, policy, 2, interval, balance), FIXED, "kv", 0.0)
+
+
+@given(traces(), engine_options(), blows(ties=True), POLICIES, WAITS)
+def test_prompts_that_wait_for_others_under_faults(
+    rows: list[Row], options: dict, program: list[Blow], policy: str, wait: tuple[int, float]
+) -> None:
+    _same(rows, program, replace(ranked(options, policy, 1), **waiting(wait)), FIXED, "kv", 0.0)
 
 
 @given(traces(), engine_options(), blows(ties=False), st.none() | POLICIES)
@@ -61,14 +69,31 @@ def test_drafts_under_faults(
     _same(rows, program, replace(plain, speculation=drafts), FIXED, "kv", 0.0)
 
 
-@given(programs(), st.none() | POLICIES, st.sampled_from([1, 2]), st.sampled_from([1, 2]), st.none() | DRAFTS)
+@given(
+    programs(),
+    st.none() | POLICIES,
+    st.sampled_from([1, 2]),
+    st.sampled_from([1, 2]),
+    st.none() | DRAFTS,
+    WAITS,
+    BALANCES,
+)
 def test_a_hand_off_between_engines_of_a_kind(
-    program: Program, policy: str | None, sources: int, dests: int, drafts: Speculation | None
+    program: Program,
+    policy: str | None,
+    sources: int,
+    dests: int,
+    drafts: Speculation | None,
+    wait: tuple[int, float],
+    balance: int,
 ) -> None:
     """Prefill and decode workers of one kind, each with one rank or two; decode workers with drafts or without."""
 
     def of_kind(settings: EngineSettings, ranks: int) -> EngineSettings:
-        return ranked({name: getattr(settings, name) for name in SIZES}, policy, ranks)
+        plain = ranked({name: getattr(settings, name) for name in SIZES}, policy, ranks)
+        if policy is None:
+            return plain
+        return replace(plain, balance_wait=balance) if ranks > 1 else replace(plain, **waiting(wait))
 
     prefill, decode = of_kind(program.prefill, sources), of_kind(program.decode, dests)
     if drafts is not None:
@@ -90,7 +115,11 @@ OPTIONS = st.fixed_dictionaries(
 
 
 def tiered(options: dict, more: dict) -> SglangSettings:
-    return sglang_settings(**options | more | ({"prefix_caching": True} if more["host"] is not None else {}))
+    if more["host"] is not None:
+        more = more | {"prefix_caching": True}
+    if more["ranks"] > 1:
+        more = more | {"recv_interval": 1}  # refused with ranks
+    return sglang_settings(**options | more)
 
 
 @given(traces(), sglang_engines(), blows(ties=True), OPTIONS)

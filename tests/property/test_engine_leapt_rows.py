@@ -23,6 +23,7 @@ LATENCY = PolynomialLatency(pool_tokens=3000)
 ENGINES = {
     "vllm": engine_settings(block_size=4, blocks=200, max_num_batched_tokens=64),
     "sglang": sglang_settings(blocks=800, chunked_prefill_size=64, prefill_decode_interval=3),
+    "sglang looks now and then": sglang_settings(blocks=800, chunked_prefill_size=64, recv_interval=10),
 }
 POWER = PowerMeta(
     tdp_w=700.0,
