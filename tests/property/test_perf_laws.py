@@ -51,8 +51,9 @@ def built(place: Placement, block: Block | None = None) -> RooflineLatency:
 
 
 @cache
-def model(name: str) -> RooflineLatency:
-    return built(placed(name))
+def model(name: str, *, overlap: bool = False) -> RooflineLatency:
+    place = placed(name)
+    return RooflineLatency(place, block_for("vllm", place.gpu.family), overlap=overlap)
 
 
 @given(name=places, work=chunks, batch=batches, length=lengths, more=st.integers(0, 1000), at=st.integers(0, 3))
@@ -109,12 +110,15 @@ def test_slower_hardware_is_never_faster(
         assert time_s >= base * (1 - 1e-12)
 
 
-@given(name=places, work=chunks, batch=batches, length=lengths, resumed=st.integers(0, 3))
-def test_parts_add_up_to_the_step(name: str, work: list[PrefillChunk], batch: int, length: int, resumed: int) -> None:
+@given(name=places, work=chunks, batch=batches, length=lengths, resumed=st.integers(0, 3), overlap=st.booleans())
+def test_parts_add_up_to_the_step(
+    name: str, work: list[PrefillChunk], batch: int, length: int, resumed: int, overlap: bool
+) -> None:
     ctx, resumed_ctx = batch * length, resumed * length
-    parts = model(name).parts(work, batch, ctx, resumed, resumed_ctx)
+    one = model(name, overlap=overlap)
+    parts = one.parts(work, batch, ctx, resumed, resumed_ctx)
     assert all(part >= 0.0 for part in parts)
-    assert sum(parts) == pytest.approx(model(name).step_s(work, batch, ctx, resumed, resumed_ctx), rel=1e-12)
+    assert sum(parts) == pytest.approx(one.step_s(work, batch, ctx, resumed, resumed_ctx), rel=1e-12)
 
 
 @given(name=st.sampled_from(ONE_RANK), work=chunks, batch=st.integers(1, 256), length=lengths)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -71,6 +72,27 @@ def roofline(name: str) -> RooflineLatency:
 @given(name=st.sampled_from(sorted(ROOFLINES)), batch=batches, length=lengths, steps=st.integers(1, 300))
 def test_roofline(name: str, batch: int, length: int, steps: int) -> None:
     check(roofline(name), batch, batch * length, steps)
+
+
+@given(
+    name=st.sampled_from(sorted(ROOFLINES)),
+    batch=batches,
+    length=lengths,
+    steps=st.integers(1, 300),
+    host=st.sampled_from([0.0, 1e-4, 0.01, 0.02, 0.2]),
+)
+def test_roofline_that_hides_the_host(name: str, batch: int, length: int, steps: int, host: float) -> None:
+    """Wherever the device overtakes the host; no step is longer than with both in turn, nor shorter than either."""
+    model, gpu, layout = ROOFLINES[name]
+    placed = Placement(model=find_model(model), gpu=find_gpu(gpu), layout=Layout(**layout), weights="fp8", kv="bf16")
+    block = block_for("vllm", placed.gpu.family)
+    block = replace(block, values=replace(block.values, h0_s=host))
+    hidden, in_turn = RooflineLatency(placed, block, overlap=True), RooflineLatency(placed, block)
+    check(hidden, batch, batch * length, steps)
+    last = batch * (length + steps)
+    parts = in_turn.parts([], batch, last, 0, 0)
+    device_s = parts.total_s - parts.host_s
+    assert hidden.decode_piece(batch, last).g0 == pytest.approx(max(device_s, parts.host_s), rel=1e-12)
 
 
 @given(batch=batches, length=lengths, steps=st.integers(1, 300))

@@ -94,14 +94,14 @@ def _roofline(given: Entry, worker: _Worker) -> LatencyModel:
     placed = Placement(
         model=find_model(worker.model), gpu=gpu, layout=worker.layout, weights=worker.weights, kv=worker.kv
     )
-    return RooflineLatency(placed, block.overridden(given))
+    return RooflineLatency(placed, block.overridden(given), overlap=given.flag("overlap_scheduling"))
 
 
 MODELS: Mapping[str, _Kind] = {
     "fixed": _Kind(("prefill_s", "prefill_s_per_token", "decode_s"), _fixed),
     "polynomial": _Kind(tuple(field.name for field in fields(PolynomialCoefficients)), _polynomial),
     "table": _Kind(("path", "extrapolate", "engine_version", "source"), _table),
-    "roofline": _Kind(("coefficients", "hardware", *TUNABLE), _roofline),
+    "roofline": _Kind(("coefficients", "hardware", "overlap_scheduling", *TUNABLE), _roofline),
 }
 
 

@@ -13,6 +13,14 @@ def slower(piece: DecodePiece, growth: float, factor: float = 1.0) -> DecodePiec
     return DecodePiece(piece.g0 * factor, piece.g1 * growth * factor, piece.g2 * growth * growth * factor, steps)
 
 
+def at_least(piece: DecodePiece, least_s: float) -> DecodePiece:
+    """A piece whose steps never get shorter, none of them below `least_s`; it ends where they would rise above that."""
+    if piece.g0 >= least_s:
+        return piece
+    steps = steps_on_this_side(piece.g0 - least_s, piece.g1, piece.g2)
+    return DecodePiece(least_s, 0.0, 0.0, min(piece.steps, steps))
+
+
 def steps_on_this_side(g0: float, g1: float, g2: float) -> int:
     """How many steps j = 0, 1, ... surely have g0 + g1*j + g2*j*j on the side of 0 on which j = 0 lies.
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from twin.perf.coefficients import Block
 from twin.perf.costs import StepCosts, smax, step_costs
 from twin.perf.memory import Placement
+from twin.perf.pieces import at_least
 from twin.perf.protocol import FOREVER_STEPS, DecodePiece, PrefillChunk, Provenance
 
 UNCALIBRATED_BAND = "not calibrated here (an uncalibrated prototype was off by 14 % TPOT and 45 % TTFT at the median)"
@@ -54,15 +55,17 @@ class RooflineLatency:
     Attention data parallelism: requests are taken as spread evenly over the ranks, and the fullest rank sets the step.
     Pipeline parallelism: the sum of the stages, as a token sees it (no bubbles, no overlap of microbatches).
     Window layers: the batch reads min(context, batch * window) tokens, exact for equal lengths, else a little too many.
+    Host time comes on top; with `overlap` it is hidden, and a step lasts as long as the longer of device and host.
     """
 
-    __slots__ = ("_c", "_decode", "_dp", "provenance")
+    __slots__ = ("_c", "_decode", "_dp", "_overlap", "provenance")
 
-    def __init__(self, placed: Placement, block: Block) -> None:
+    def __init__(self, placed: Placement, block: Block, *, overlap: bool = False) -> None:
         self._c = step_costs(placed, block.values)
         self._dp = placed.layout.dp
+        self._overlap = overlap
         self._decode: dict[int, tuple[float, float, float, int]] = {}
-        self.provenance = _provenance(placed, block)
+        self.provenance = _provenance(placed, block, overlap=overlap)
 
     @property
     def costs(self) -> StepCosts:
@@ -70,7 +73,14 @@ class RooflineLatency:
         return self._c
 
     def decode_piece(self, batch: int, ctx_tokens: int) -> DecodePiece:
-        """Linear in the step index; with window layers in two pieces, before and behind the window's filling."""
+        """Linear in the step index; with window layers in two pieces, before and behind the window's filling. With
+        `overlap` there may be a flat one before them, while the host takes longer than the device."""
+        if not self._overlap:
+            return self._linear_piece(batch, ctx_tokens)
+        return at_least(self._linear_piece(batch, ctx_tokens), self._c.host_s + self._c.host_sequence_s * batch)
+
+    def _linear_piece(self, batch: int, ctx_tokens: int) -> DecodePiece:
+        """Device and host; with `overlap` the device alone."""
         known = self._decode.get(batch)
         if known is None:
             known = self._decode[batch] = self._decode_terms(batch)
@@ -91,7 +101,7 @@ class RooflineLatency:
         share = c.m_decode * rank_batch / batch
         device_s = self._gemm_s(rank_batch, rank_batch) + self._experts_s(batch) + self._comm_s(rank_batch, batch)
         device_s += c.layers_s + rank_batch * c.sequence_s
-        host_s = c.host_s + c.host_sequence_s * batch
+        host_s = 0.0 if self._overlap else c.host_s + c.host_sequence_s * batch
         window = c.window_tokens * batch
         return device_s * c.m_decode + host_s, c.ctx_token_s * share, c.window_ctx_token_s * share, window
 
@@ -124,12 +134,13 @@ class RooflineLatency:
         if c.experts is not None:
             device_s += self._experts_s(tokens)
         host_s = c.host_s + c.host_sequence_s * (batch + len(chunks)) + c.host_prefill_s
-        return device_s * c.m_prefill + host_s
+        device_s *= c.m_prefill
+        return max(device_s, host_s) if self._overlap else device_s + host_s
 
     def parts(
         self, chunks: Sequence[PrefillChunk], batch: int, ctx_tokens: int, resumed: int, resumed_ctx_tokens: int
     ) -> StepParts:
-        """`step_s` split by cause."""
+        """`step_s` split by cause; with `overlap` the host's part is what the device does not hide."""
         if resumed > len(chunks):
             batch, ctx_tokens = _with_uncomputed(chunks, batch, ctx_tokens, resumed, resumed_ctx_tokens)
         c = self._c
@@ -138,15 +149,16 @@ class RooflineLatency:
             return StepParts(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
         m = c.m_prefill if work.prefill else c.m_decode
         host_s = c.host_s + c.host_sequence_s * work.group_sequences + (c.host_prefill_s if work.prefill else 0.0)
-        return StepParts(
+        parts = StepParts(
             gemm_s=m * self._gemm_s(work.tokens, work.samples),
             experts_s=m * self._experts_s(work.group_tokens),
             attention_prefill_s=m * (c.pair_s * work.pairs + c.window_pair_s * work.window_pairs),
             attention_decode_s=m * self._decode_attention_s(work.sequences, work.ctx_tokens),
             comm_s=m * self._comm_s(work.tokens, work.group_tokens),
             layers_s=m * c.layers_s,
-            host_s=host_s,
+            host_s=0.0 if self._overlap else host_s,
         )
+        return parts._replace(host_s=max(0.0, host_s - parts.total_s)) if self._overlap else parts
 
     def _work(self, chunks: Sequence[PrefillChunk], batch: int, ctx_tokens: int, resumed: int) -> _Work:
         """Shares of the fullest rank: a prompt stays whole on one rank, decodes are dealt out evenly."""
@@ -219,12 +231,14 @@ def _with_uncomputed(
     return batch + more, ctx_tokens + resumed_ctx_tokens * more // resumed
 
 
-def _provenance(placed: Placement, block: Block) -> Provenance:
+def _provenance(placed: Placement, block: Block, *, overlap: bool) -> Provenance:
     notes = ["client and server path not included (tokeniser, HTTP, streaming)"]
     if block.values.client_s:
         notes[0] += f"; measured with such clients it was about {block.values.client_s * 1e3:.0f} ms"
     if block.engine is None:
         notes.append("no coefficients for this engine and GPU family: generic ones")
+    if overlap:
+        notes.append("overlap scheduling: host time is hidden unless it is longer than the device's")
     if placed.layout.pp > 1:
         notes.append("pipeline: sum of the stages, as one token sees it")
     if placed.model.window or placed.model.indexer:
