@@ -29,6 +29,8 @@ from twin.perf.models import find_model
 from twin.perf.protocol import LatencyModel
 
 PEER = "dynamo-1.6.1"
+PHYSICAL = ("roofline", "silicon")
+"""Latency models of a model on a GPU, which can be asked for steps of another shape."""
 RANKS_CONSERVATIVENESS = 0.3
 """What SGLang multiplies its schedule_conservativeness by when attention is data parallel (its server arguments)."""
 
@@ -118,7 +120,7 @@ def _warmup_s(group: WorkerGroup) -> float:
 
 def power_of(group: WorkerGroup) -> Power | None:
     """What an estimate of energy needs; None where neither the pool nor the latency model says what hardware it is."""
-    if group.engine.kv_blocks is not None and group.latency.model != "roofline":
+    if group.engine.kv_blocks is not None and group.latency.model not in PHYSICAL:
         return None
     return power(placement_of(group))
 
@@ -141,7 +143,8 @@ def gpu_of(group: WorkerGroup) -> Gpu:
 
 
 def _latency(group: WorkerGroup, settings: EngineSettings) -> LatencyModel:
-    """What the steps of one rank of a worker cost; what parallelism and speculation add, the roofline alone knows."""
+    """What the steps of one rank of a worker cost; what parallelism and speculation add, models of hardware alone
+    know."""
     engine = group.engine
     latency = build_latency(
         group.latency,
@@ -164,7 +167,7 @@ def _latency(group: WorkerGroup, settings: EngineSettings) -> LatencyModel:
         nextn=engine.nextn,
         graph_sizes=None if sizes is None else graph_sizes(sizes, "cuda_graph_sizes"),
         eager_factor=engine.eager_factor,
-        physical=group.latency.model == "roofline",
+        physical=group.latency.model in PHYSICAL,
     )
 
 

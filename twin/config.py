@@ -206,7 +206,7 @@ class EngineConfig:
 class LatencyConfig:
     """`[workers.latency]`: the step-latency model, and in `params` that model's own keys."""
 
-    model: str = _key("roofline", "what a step costs", choices=("roofline", "fixed", "polynomial", "table"))
+    model: str = _key("roofline", "what a step costs", choices=("roofline", "fixed", "polynomial", "table", "silicon"))
     params: Mapping[str, float | str | bool] = field(default_factory=lambda: NO_PARAMS, hash=False)
 
 

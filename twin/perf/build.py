@@ -85,6 +85,24 @@ def _table(given: Entry, worker: _Worker) -> LatencyModel:
     )
 
 
+def _silicon(given: Entry, worker: _Worker) -> LatencyModel:
+    from twin.perf.external import Names, silicon
+
+    placed = Placement(
+        model=find_model(worker.model),
+        gpu=find_gpu(worker.gpu),
+        layout=worker.layout,
+        weights=worker.weights,
+        kv=worker.kv,
+    )
+    names = Names(
+        model_id=given.text("model_id", ""),
+        gemm=given.text("gemm_quant_mode", ""),
+        moe=given.text("moe_quant_mode", ""),
+    )
+    return silicon(placed, worker.engine, given.where, names)
+
+
 def _roofline(given: Entry, worker: _Worker) -> LatencyModel:
     pick("engine", worker.engine, MEMORY_SHARE)
     hardware = given.text("hardware", "")
@@ -102,6 +120,7 @@ MODELS: Mapping[str, _Kind] = {
     "polynomial": _Kind(tuple(field.name for field in fields(PolynomialCoefficients)), _polynomial),
     "table": _Kind(("path", "extrapolate", "engine_version", "source"), _table),
     "roofline": _Kind(("coefficients", "hardware", "overlap_scheduling", *TUNABLE), _roofline),
+    "silicon": _Kind(("model_id", "gemm_quant_mode", "moe_quant_mode"), _silicon),
 }
 
 
