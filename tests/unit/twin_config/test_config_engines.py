@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from policies.errors import ConfigError
@@ -91,6 +93,19 @@ def test_drafts_are_padded_with_chance_0_and_cut_to_their_number() -> None:
         (["workers.engine.eager_factor=3"], "cuda_graph_sizes"),
         (["workers.engine.prefill_schedule_interval=4"], "one rank"),
         (["workers.engine.nextn=2", "workers.engine.exclusive_prefill=true"], "beside decodes"),
+        (["workers.engine.recv_interval=10"], "belongs to sglang"),
+        (["workers.engine=sglang", "workers.dp=2", "workers.engine.recv_interval=10"], "every step looks who has come"),
+        (["workers.engine=sglang", "workers.engine.batch_wait_iters=5"], "belongs to trtllm"),
+        (["workers.engine=trtllm", "workers.engine.batch_wait_iters=5"], "any prompt is enough"),
+        (["workers.engine=trtllm", "workers.engine.batch_wait_ratio=0.5"], "prompts do not wait"),
+        (
+            ["workers.engine=trtllm", "workers.dp=2", "workers.engine.batch_wait_iters=5"],
+            "dp_balance_wait_iters instead",
+        ),
+        (["workers.engine=trtllm", "workers.engine.dp_balance_wait_iters=5"], "one rank"),
+        (["workers.engine=trtllm", "workers.dp=2", "workers.engine.dp_balance_wait_iters=1"], "in every step"),
+        (["workers.dp=2", "workers.engine.dp_balance_wait_iters=5"], "belongs to trtllm"),
+        (["workers.latency=table", "workers.latency.overlap_scheduling=true"], "belongs to the roofline"),
         (["workers.engine.kv_blocks=100", "workers.latency=polynomial", "workers.pp=2"], "no hardware"),
         (["workers.engine=trtllm", "workers.engine.host_blocks=100"], "one rank and without draft tokens"),
         (["workers.engine.nextn=1", "workers.engine.host_blocks=100"], "one rank and without draft tokens"),
@@ -122,6 +137,35 @@ def test_a_bad_value_is_refused_in_one_line(sets: list[str], words: str) -> None
     assert words in text
     assert text.startswith("--set: workers.pool.engine.") or "workers.engine" in text
     assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("role", "words"), [("prefill", "prefill workers do not decode"), ("decode", "all prompts come by hand-off")]
+)
+def test_prompts_do_not_wait_where_there_are_none_beside_decodes(role: str, words: str, tmp_path: Path) -> None:
+    file = tmp_path / "legs.toml"
+    other = "decode" if role == "prefill" else "prefill"
+    knob = "[workers.engine]\nkind = 'trtllm'\nbatch_wait_iters = 10\nbatch_wait_ratio = 0.5\n"
+    file.write_text(
+        f"[[workers]]\nname = 'one'\nrole = '{role}'\n{knob}[[workers]]\nname = 'two'\nrole = '{other}'\n"
+        "[workers.engine]\nkind = 'trtllm'\n"
+    )
+    with pytest.raises(ConfigError, match=words):
+        load(file)
+    if role == "decode":  # where prompts may stay on a decode worker, they wait there
+        load(file, sets=["disaggregation.conditional=isl", "router.mode=kv"])
+
+
+def test_waits_reach_the_engines() -> None:
+    looks = build_groups(load(sets=["workers.engine=sglang", "workers.engine.recv_interval=10"]))[0].settings
+    assert isinstance(looks, SglangSettings)
+    assert looks.recv_interval == 10
+    gathers = ["workers.engine=trtllm", "workers.engine.batch_wait_iters=20", "workers.engine.batch_wait_ratio=0.5"]
+    settings = build_groups(load(sets=gathers))[0].settings
+    assert isinstance(settings, TrtllmSettings)
+    assert (settings.batch_wait_iters, settings.batch_wait_ratio) == (20, 0.5)
+    ranks = ["workers.engine=trtllm", "workers.dp=2", "workers.engine.dp_balance_wait_iters=50"]
+    assert build_groups(load(sets=ranks))[0].settings.balance_wait == 50
 
 
 def test_lists_are_read_as_written() -> None:
