@@ -189,6 +189,14 @@ def test_leaping_is_no_matter_with_speculation(
     same_either_way(rows, replace(ranked(options, policy, ranks), **more), events=True, lag_s=0.0)
 
 
+@examples(150)
+@given(traces(), engines(), POLICIES, st.sampled_from([2, 3]), st.sampled_from([2, 5, 30]), st.booleans())
+def test_leaping_changes_nothing_where_ranks_wait_for_each_other(
+    rows: list[Row], options: dict, policy: str, ranks: int, balance: int, events: bool
+) -> None:
+    same_either_way(rows, ranked(options, policy, ranks, balance=balance), events=events, lag_s=0.0)
+
+
 def same_either_way(rows: list[Row], setting: EngineSettings, *, events: bool, lag_s: float) -> None:
     leap_or_not(rows, setting, PolynomialLatency(setting.blocks * setting.block_size), events=events, lag_s=lag_s)
 

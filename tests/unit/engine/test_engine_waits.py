@@ -56,6 +56,15 @@ def test_a_request_that_nobody_has_seen_is_no_work_of_the_scheduler_but_waits() 
     assert waiting == {1}
 
 
+@pytest.mark.parametrize("leap", [True, False])
+def test_a_leap_behind_a_blocked_queue_does_not_go_past_a_look(leap: bool) -> None:
+    """The second and third are in sight and do not fit beside the first one's 40 outputs; the fourth comes in the middle,
+    is seen within seven steps, and enters with them when the first has ended."""
+    pool = sglang_settings(blocks=100, recv_interval=7, leap=leap)
+    seen = run(pool, (0, 40, 40), (1, 90, 5), (1, 1, 1), (200, 1, 1))
+    assert admitted_ms(seen) == [0.0, 430.0, 430.0, 430.0]
+
+
 # ---------------------------------------------------------------- trtllm: more prompts for one step
 
 
@@ -98,6 +107,13 @@ def test_ranks_wait_for_each_others_prompts() -> None:
     ranks = trtllm(ranks=2, balance_wait=5)
     assert admitted_ms(run(ranks, (0, 10, 60), (0, 10, 60), (15, 10, 2))) == [0.0, 0.0, 50.0]
     assert admitted_ms(run(ranks, (0, 10, 60), (0, 10, 60), (15, 10, 2), (25, 10, 2))) == [0.0, 0.0, 30.0, 30.0]
+
+
+@pytest.mark.parametrize("leap", [True, False])
+def test_steps_of_a_leap_count_when_somebody_comes_just_as_one_ends(leap: bool) -> None:
+    """A step ends at 20 ms, and it is the first of the five."""
+    ranks = trtllm(ranks=2, balance_wait=5, leap=leap)
+    assert admitted_ms(run(ranks, (0, 10, 60), (0, 10, 60), (20, 10, 2))) == [0.0, 0.0, 50.0]
 
 
 def test_a_rank_without_decodes_ends_the_wait() -> None:
