@@ -89,14 +89,17 @@ KINDS = [
     Kind("guaranteed_no_evict", trtllm("guaranteed_no_evict")),
     Kind("max_utilization", trtllm("max_utilization")),
     Kind("trtllm with drafts", trtllm("guaranteed_no_evict", speculation=DRAFTS)),
-    Kind("trtllm gathers prompts", trtllm("guaranteed_no_evict", batch_wait_iters=5, batch_wait_ratio=0.9)),
     Kind("sglang fifo", sglang(schedule_policy="fifo")),
     Kind("sglang lpm", sglang(schedule_policy="lpm", schedule_conservativeness=0.3)),
     Kind("sglang in chunks", sglang(chunked_prefill_size=16, max_prefill_tokens=40, clip_max_new_tokens=2)),
     Kind("sglang with drafts", sglang(speculation=DRAFTS, prefill_decode_interval=1)),
+]
+WAITING = [
+    Kind("trtllm gathers prompts", trtllm("guaranteed_no_evict", batch_wait_iters=5, batch_wait_ratio=0.9)),
     Kind("sglang looks now and then", sglang(schedule_policy="lpm", recv_interval=7)),
 ]
-EACH = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+"""Prompts wait while others decode; refused with ranks."""
+EACH = pytest.mark.parametrize("kind", [*KINDS, *WAITING], ids=lambda kind: kind.name)
 
 
 def run(rows: list[Row], settings: EngineSettings, plans: list[TierPlan] | None, *, leap: bool = True) -> Seen:

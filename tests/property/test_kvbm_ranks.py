@@ -17,7 +17,7 @@ from test_faults_programs import Blow, blows, perform
 from test_kv_ranks import kv
 from test_kvbm_faults import tier_blows
 from test_kvbm_kinds import KINDS as OTHERS
-from test_kvbm_kinds import TIERS, Kind, sized
+from test_kvbm_kinds import TIERS, Kind, sized, trtllm
 from test_kvbm_legs import same, tiered_programs
 from test_kvbm_prefetch import ENGINES, QUEUE, crowds, fetching, mostly
 from test_kvbm_world import LATENCY, LINKS, belows, nothing_is_left, returning, tiers, tight, widened
@@ -32,7 +32,11 @@ from twin.mocker.tierplan import TierPlan
 from twin.mocker.world import Observation
 
 MODES = st.sampled_from(["kv", "round-robin"])
-KINDS = [Kind("vllm", lambda options: engine_settings(**options)), *OTHERS]
+KINDS = [
+    Kind("vllm", lambda options: engine_settings(**options)),
+    *OTHERS,
+    Kind("trtllm, balanced", trtllm("guaranteed_no_evict", balance_wait=4)),
+]
 EACH = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 RANKS = st.tuples(st.sampled_from([2, 3]), st.sampled_from([1, 1, 3]))
 

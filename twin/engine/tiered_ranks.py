@@ -35,9 +35,10 @@ class TieredRankedEngine(RankedEngine):
         ranks: int,
         *,
         interval: int = 1,
+        balance_wait: int = 0,
         record: Callable[[Row], None] | None = None,
     ) -> None:
-        super().__init__(build, ranks, interval=interval, record=record)
+        super().__init__(build, ranks, interval=interval, balance_wait=balance_wait, record=record)
         self.tiered = cast("tuple[TieredRank, ...]", self.ranks)
         self.pending_loads: list[HostLoad] = []
 

@@ -58,7 +58,7 @@ def test_a_request_that_nobody_has_seen_is_no_work_of_the_scheduler_but_waits() 
 
 @pytest.mark.parametrize("leap", [True, False])
 def test_a_leap_behind_a_blocked_queue_does_not_go_past_a_look(leap: bool) -> None:
-    """The second and third are in sight and do not fit beside the first one's 40 outputs; the fourth comes in the middle,
+    """The second and third are in sight and do not fit beside the first one's outputs; the fourth comes in the middle,
     is seen within seven steps, and enters with them when the first has ended."""
     pool = sglang_settings(blocks=100, recv_interval=7, leap=leap)
     seen = run(pool, (0, 40, 40), (1, 90, 5), (1, 1, 1), (200, 1, 1))
