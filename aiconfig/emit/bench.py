@@ -40,7 +40,8 @@ def words(plan: Plan) -> Iterator[Words]:
     """The client's arguments, without the address."""
     yield Words(key="model", words=("--model", plan.loads), origin=plan.loads_origin)
     yield from _sglang_lengths(plan) if plan.engine == "sglang" else _vllm_lengths(plan)
-    yield Words(key="requests", words=("--num-prompts", str(requests(plan))), origin="workload")
+    own = "workload" if plan.workload.requests is not None else DEFAULT
+    yield Words(key="requests", words=("--num-prompts", str(requests(plan))), origin=own)
     load = plan.load
     if load is None:
         raise ConfigError("a benchmark needs the load that was predicted (users or requests a second)")

@@ -54,14 +54,19 @@ def commands_in(text: str, where: str) -> list[Command]:
 def command_of(words: Sequence[str], facts: Mapping[str, str], where: str) -> Command | None:
     """The command of an engine in these words, None if there is none. Assignments and launchers before it are passed
     over; it ends where the shell would start another."""
-    ends = [n for n, word in enumerate(words) if word in (";", "&&", "||", "|", "&", ">", ">>", "2>&1", "&>")]
+    ends = [n for n, word in enumerate(words) if re.fullmatch(r"[;&|]+|\d*>>?.*", word)]
     words = list(words[: ends[0]] if ends else words)
     for engine in ENGINES:
         flags = find_flags(engine, facts.get("version"))
         for start in range(len(words)):
             size = _program(words, start, flags)
             if size:
-                return Command(engine=engine, words=tuple(words[start + size :]), facts=facts, where=where)
+                rest = words[start + size :]
+                if engine == "trtllm" and rest[:1] == ["serve"]:
+                    rest = rest[1:]
+                if engine == "trtllm" and rest[:1] == ["disaggregated"]:
+                    return None  # the router in front of workers
+                return Command(engine=engine, words=tuple(rest), facts=facts, where=where)
     return None
 
 
@@ -173,10 +178,33 @@ def _joined(text: str) -> list[str]:
 
 
 def _split(text: str, where: str) -> list[str]:
-    lexer = shlex.shlex(text, posix=True, punctuation_chars=";&|")
+    """The words as a shell would split them."""
+    lexer = shlex.shlex(_uncommented(text), posix=True, punctuation_chars=";&|")
     lexer.whitespace_split = True
-    lexer.commenters = "#"
+    lexer.commenters = ""
     try:
         return list(lexer)
     except ValueError as error:
         raise ConfigError(f"{where}: {str(error).lower()} in the command") from None
+
+
+def _uncommented(text: str) -> str:
+    """The text without comments: # begins one at the start of a word, outside of quotes (shlex takes it anywhere)."""
+    kept: list[str] = []
+    quote, at = "", 0
+    while at < len(text):
+        char = text[at]
+        if quote:
+            quote = "" if char == quote else quote
+        elif char in "'\"":
+            quote = char
+        elif char == "#" and (not kept or kept[-1].isspace()):
+            end = text.find("\n", at)
+            at = len(text) if end < 0 else end
+            continue
+        if char == "\\" and quote != "'" and at + 1 < len(text):
+            kept.append(char)
+            at += 1
+        kept.append(text[at])
+        at += 1
+    return "".join(kept)

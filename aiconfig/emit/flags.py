@@ -32,6 +32,7 @@ class _Row(TypedDict, total=False):
     yaml: str
     yaml_too: str
     spell: dict[str, str]
+    takes: dict[str, str]
     since: str
     until: str
 
@@ -47,7 +48,8 @@ class _Engine(TypedDict):
 @frozen
 class Flag:
     """One flag. `yaml` is where it stands in a file of further options, None if on the command line; `yaml_too` where
-    it may stand there as well. `spell` is empty if our values are the engine's."""
+    it may stand there as well. `spell` is empty if our values are the engine's; `takes` has further words of its that
+    are read."""
 
     key: str
     name: str
@@ -56,6 +58,7 @@ class Flag:
     yaml: str | None = None
     yaml_too: str | None = None
     spell: Mapping[str, str] = field(default_factory=dict)
+    takes: Mapping[str, str] = field(default_factory=dict)
 
     def words(self, value: Plain) -> tuple[str, ...]:
         """The words of a command that give it this value; none for a switch that is off."""
@@ -76,7 +79,8 @@ class Flag:
 
     def ours(self, theirs: str) -> tuple[str, ...]:
         """Our values that the engine spells so, the usual one first."""
-        return tuple(ours for ours, word in self.spell.items() if word == theirs)
+        meant = tuple(ours for ours, word in self.spell.items() if word == theirs)
+        return meant or ((self.takes[theirs],) if theirs in self.takes else ())
 
     def parse(self, text: str, where: str) -> Plain:
         """The value that a word of a command means; `ConfigError` if it is none."""
@@ -167,6 +171,7 @@ def _flag(row: _Row) -> Flag:
         yaml=row.get("yaml"),
         yaml_too=row.get("yaml_too"),
         spell=row.get("spell", {}),
+        takes=row.get("takes", {}),
     )
 
 

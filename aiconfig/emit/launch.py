@@ -36,7 +36,8 @@ def launch_files(plan: Plan) -> Mapping[str, str]:
 def script(plan: Plan, pool: Pool) -> str:
     """The bash script that starts one worker of the pool."""
     words = words_of(plan.flags, worker_items(plan, pool))
-    lines = ["#!/usr/bin/env bash", *(f"# {one_line(line)}" for line in _head(plan, pool))]
+    title, *notes = (f"# {one_line(line)}" for line in _head(plan, pool))
+    lines = ["#!/usr/bin/env bash", title, f"# {MARK} {facts_line(plan, pool)}", *notes]
     lines += ["set -euo pipefail", *_setup(plan, pool), *array("command", plan.flags.program, words)]
     if plan.engine == "trtllm":
         extra = plan.flags["extra"].name
@@ -82,7 +83,6 @@ def _head(plan: Plan, pool: Pool) -> Iterator[str]:
     hosts = plan.hosts_of(pool)
     on = f"{pool.worker_gpus} x {pool.gpu}" + (f" on {hosts} hosts" if hosts > 1 else "")
     yield f"{TITLES[plan.engine]} {plan.flags.version}, {pool.role} worker of {plan.candidate.name}: {on}"
-    yield f"{MARK} {facts_line(plan, pool)}"
     if pool.replicas > 1:
         yield (
             f"Start {pool.replicas} of these, each with GPUs of its own (CUDA_VISIBLE_DEVICES) and a PORT of its own on "

@@ -73,6 +73,10 @@ class Plan:
     def __post_init__(self) -> None:
         if self.host_gpus is not None and self.host_gpus < 1:
             raise ConfigError(f"--host-gpus {self.host_gpus}: a host has at least 1")
+        named = {"model": self.candidate.model, "checkpoint": self.checkpoint, "image": self.image, "name": self.name}
+        for what, text in named.items():
+            if text is not None and (not text or not text.isprintable() or text.startswith("-")):
+                raise ConfigError(f"{what} {text!r}: it is not empty, begins with no dash and has printable characters")
 
     @property
     def engine(self) -> str:

@@ -116,6 +116,8 @@ def _worker(command: Command, stated: Stated) -> _Worker:
     role = facts.get("role") or shape.role or "mixed"
     if role not in ("mixed", "prefill", "decode"):
         raise ConfigError(f"{command.where}: role {role!r}; it is mixed, prefill or decode")
+    if shape.role is not None and shape.role != role:
+        raise ConfigError(f"{command.where}: its flags are those of a {shape.role} worker, not of a {role} one")
     replicas = _replicas(stated, facts, command.where, notices)
     pool = shape.pool(role, gpu, replicas, weights)
     return _Worker(

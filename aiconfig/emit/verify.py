@@ -35,7 +35,8 @@ for row in predicted:
     missed += not inside
     print(f"{row['name']:28}{row['value']:12.4g}{value:12.4g}{error:+9.1%}{row['band']:8.0%}{'' if inside else '  outside'}")
 if not compared:
-    sys.exit("verify: the client's file has none of the predicted figures")
+    print("verify: the client's file has none of the predicted figures", file=sys.stderr)
+    sys.exit(2)
 print(f"{compared - missed} of {compared} figures within the band of the prediction")
 sys.exit(3 if missed else 0)
 """
