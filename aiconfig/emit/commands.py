@@ -5,6 +5,7 @@ Strict: a value of the wrong kind is an error, and a flag that the table does no
 
 from __future__ import annotations
 
+import difflib
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +15,6 @@ from aiconfig.emit.flags import Flag, Flags, Plain, find_flags
 from aiconfig.emit.launch import MARK
 from policies.errors import ConfigError
 from policies.frozen import frozen
-from twin.perf.names import nearest
 
 
 @frozen
@@ -93,9 +93,7 @@ def parse(command: Command, flags: Flags) -> Parsed:
             aside.append(name)
             _skip(words, 0 if equals else flags.aside[name])
         else:
-            guess = nearest(name, [*names, *flags.aside]) if not equals or name else None
-            hint = f" (did you mean {guess}?)" if guess else ""
-            unknown.append(f"{name}{hint}")
+            unknown.append(_named(name, [*names, *flags.aside]))
             _skip(words, 0 if equals else -1)
     return Parsed(values=values, aside=tuple(aside), unknown=tuple(unknown))
 
@@ -108,8 +106,7 @@ def flatten(tree: Mapping[str, object], flags: Flags, where: str) -> Parsed:
     for place, value in _leaves(tree, ""):
         flag = places.get(place)
         if flag is None:
-            guess = nearest(place, places)
-            unknown.append(f"{place}{f' (did you mean {guess}?)' if guess else ''}")
+            unknown.append(_named(place, list(places)))
         elif flag.kind == "switch" and not isinstance(value, bool):
             raise ConfigError(f"{where}: {place} {value!r} is neither true nor false")
         elif flag.kind == "int" and (isinstance(value, bool) or not isinstance(value, int)):
@@ -117,6 +114,12 @@ def flatten(tree: Mapping[str, object], flags: Flags, where: str) -> Parsed:
         elif isinstance(value, bool | int | float | str):
             values[flag.key] = value
     return Parsed(values=values, unknown=tuple(unknown))
+
+
+def _named(name: str, known: Sequence[str]) -> str:
+    """The unknown name, with a known one only if it is nearly that: engines have hundreds that we do not."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
+    return f"{name} (did you mean {close[0]}?)" if close else name
 
 
 def _leaves(tree: Mapping[str, object], under: str) -> Iterator[tuple[str, object]]:

@@ -55,7 +55,7 @@ _set_container = ("spec", "leaderWorkerTemplate", "leaderTemplate", "spec", "con
 def head_lines(plan: Plan) -> list[str]:
     """What stands on top of every manifest."""
     lines = [
-        f"{TITLES[plan.engine]} {plan.flags.version}: {plan.candidate.name}",
+        f"{TITLES[plan.engine]} {plan.version}: {plan.candidate.name}",
         "Behind a value: where it came from.",
     ]
     if plan.candidate.mode == "disagg":
@@ -65,7 +65,7 @@ def head_lines(plan: Plan) -> list[str]:
 
 def image_of(plan: Plan) -> str:
     """What containers run."""
-    return plan.image or IMAGES[plan.engine].format(version=plan.flags.version)
+    return plan.image or IMAGES[plan.engine].format(version=plan.version.removeprefix("v"))
 
 
 def worker_command(plan: Plan, pool: Pool) -> tuple[list[Node], list[Node]]:

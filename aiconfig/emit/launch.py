@@ -70,7 +70,7 @@ def facts(plan: Plan, pool: Pool) -> dict[str, str]:
         "model": plan.candidate.model,
         "weights": pool.weights,
         "kv": pool.kv,
-        "version": plan.engine_version or plan.flags.version,
+        "version": plan.version,
     }
 
 
@@ -82,13 +82,15 @@ def facts_line(plan: Plan, pool: Pool) -> str:
 def _head(plan: Plan, pool: Pool) -> Iterator[str]:
     hosts = plan.hosts_of(pool)
     on = f"{pool.worker_gpus} x {pool.gpu}" + (f" on {hosts} hosts" if hosts > 1 else "")
-    yield f"{TITLES[plan.engine]} {plan.flags.version}, {pool.role} worker of {plan.candidate.name}: {on}"
+    yield f"{TITLES[plan.engine]} {plan.version}, {pool.role} worker of {plan.candidate.name}: {on}"
     if pool.replicas > 1:
         yield (
             f"Start {pool.replicas} of these, each with GPUs of its own (CUDA_VISIBLE_DEVICES) and a PORT of its own on "
             f"a shared host."
         )
-    if hosts > 1:
+    if hosts > 1 and plan.engine == "trtllm":
+        yield f"Start it once, within a Slurm allocation of {hosts} hosts: srun starts its ranks there."
+    elif hosts > 1:
         yield f"Start it on each of the {hosts} hosts, with NODE_RANK 0 to {hosts - 1} and LEADER the address of rank 0."
     if plan.candidate.mode == "agg" and pool.replicas > 1:
         yield "Put a load balancer in front that spreads requests evenly: that is what was predicted."

@@ -21,7 +21,7 @@ SIDECAR_PORT = 8200
 def llmd_files(plan: Plan) -> dict[str, str]:
     """The values for `helm install -f`."""
     if plan.engine == "trtllm":
-        raise CapabilityError("llm-d serves vllm and sglang; for trtllm use --as dynamo")
+        raise CapabilityError("its chart serves vllm and sglang; for trtllm use --as dynamo")
     comments: dict[Path, str] = {}
     pools = {("decode" if pool.role == "mixed" else pool.role): pool for pool in plan.candidate.pools}
     values: dict[str, Node] = {
@@ -49,7 +49,7 @@ def _role(plan: Plan, pool: Pool, part: str) -> Node:
     layout, hosts = pool.layout, plan.hosts_of(pool)
     if hosts > 1 and (layout.dp % hosts or layout.pp > 1 or plan.engine != "vllm"):
         raise CapabilityError(
-            f"llm-d: a {pool.role} worker over {hosts} hosts is rendered for data-parallel ranks of vllm only; use "
+            f"a {pool.role} worker over {hosts} hosts is rendered for data-parallel ranks of vllm only; use "
             f"--as dynamo"
         )
     return {

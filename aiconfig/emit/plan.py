@@ -87,6 +87,11 @@ class Plan:
         return find_flags(self.engine, self.engine_version)
 
     @property
+    def version(self) -> str:
+        """The engine's release that is to run, whether or not the table of flags covers it."""
+        return self.engine_version or self.flags.version
+
+    @property
     def slug(self) -> str:
         """A name that Kubernetes accepts: lower-case letters, digits and dashes, 40 at most."""
         text = self.name or f"{Path(self.candidate.model).name}-{self.candidate.mode}"
