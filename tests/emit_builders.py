@@ -1,4 +1,4 @@
-"""Plans for the tests of emitted files: a few by name, and any legal candidate of an engine as a hypothesis strategy."""
+"""Plans for the tests of emitted files: a few by name, and any legal candidate as a hypothesis strategy."""
 
 from __future__ import annotations
 

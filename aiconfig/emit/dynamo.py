@@ -9,7 +9,7 @@ from aiconfig.candidate import Pool
 from aiconfig.emit.flags import Flags, find_flags
 from aiconfig.emit.kube import OPTIONS_FOLDER, SHARED_MEMORY, head_lines, notes_of
 from aiconfig.emit.plan import Plan
-from aiconfig.emit.worker import Node, Words, options_of, worker_items, words_of
+from aiconfig.emit.worker import Node, Words, options_of, words_of, worker_items
 from aiconfig.emit.yamltext import Path, dump
 
 SERVICES = {"vllm": "Vllm", "sglang": "Sglang", "trtllm": "Trtllm"}
@@ -106,8 +106,7 @@ def _options(plan: Plan) -> Node:
     texts: dict[str, Node] = {}
     for pool in plan.candidate.pools:
         options = options_of(plan.flags, worker_items(plan, pool), whole=True)
-        comments = {(0, *path): origin for path, origin in options.origins.items()}
-        texts[f"{pool.role}.yml"] = dump([options.tree], comments)
+        texts[f"{pool.role}.yml"] = dump([options.tree], options.comments())
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",

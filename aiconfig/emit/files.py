@@ -47,7 +47,7 @@ class Emitted:
 
 
 def emit(plan: Plan, kind: str) -> Mapping[str, str]:
-    """The files of one kind by path, text each. Raises `ConfigError` or `CapabilityError` where it cannot be written."""
+    """The files of one kind by path. Raises `ConfigError` or `CapabilityError` where they cannot be written."""
     make = pick("--as", kind, KINDS)
     if kind in ENGINES and kind != plan.engine:
         raise ConfigError(

@@ -28,6 +28,7 @@ class _Row(TypedDict, total=False):
     key: str
     name: str
     also: list[str]
+    short: list[str]
     kind: str
     yaml: str
     yaml_too: str
@@ -167,7 +168,7 @@ def _flag(row: _Row) -> Flag:
         key=row["key"],
         name=row.get("name", ""),
         kind=row["kind"],
-        also=tuple(row.get("also", ())),
+        also=(*row.get("also", ()), *row.get("short", ())),
         yaml=row.get("yaml"),
         yaml_too=row.get("yaml_too"),
         spell=row.get("spell", {}),
@@ -192,4 +193,4 @@ def _order(version: str) -> tuple[int, ...]:
 @cache
 def _tables() -> Mapping[str, _Engine]:
     text = (Path(__file__).parent / "flags.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)  # type: ignore[return-value]  # its shape is tested
+    return tomllib.loads(text)  # its shape is tested

@@ -9,7 +9,7 @@ from __future__ import annotations
 from aiconfig.candidate import Pool
 from aiconfig.emit.launch import facts, local_ranks
 from aiconfig.emit.plan import BOOTSTRAP_PORT, NIXL_PORT, PORT, Plan
-from aiconfig.emit.worker import TITLES, Node, options_of, worker_items, words_of
+from aiconfig.emit.worker import TITLES, Node, options_of, words_of, worker_items
 from aiconfig.emit.yamltext import Path, dump
 from policies.errors import CapabilityError
 
@@ -38,9 +38,9 @@ def kube_files(plan: Plan) -> dict[str, str]:
         options = options_of(plan.flags, worker_items(plan, pool))
         if options.tree:
             head = [f"options of a {pool.role} worker"]
-            text = dump([options.tree], {(0, *path): origin for path, origin in options.origins.items()}, head)
+            text = dump([options.tree], options.comments(), head)
             objects.append(_config_map(plan, pool, text))
-        place = _set_container if plan.hosts_of(pool) > 1 else _deployment_container
+        place = _GROUPED if plan.hosts_of(pool) > 1 else _DEPLOYED
         for path, origin in _arg_origins(plan, pool).items():
             comments[(len(objects), *place, "args", path)] = origin
         objects.append(_leader_worker_set(plan, pool) if plan.hosts_of(pool) > 1 else _deployment(plan, pool))
@@ -48,8 +48,8 @@ def kube_files(plan: Plan) -> dict[str, str]:
     return {"k8s/deployment.yaml": dump(objects, comments, head_lines(plan))}
 
 
-_deployment_container = ("spec", "template", "spec", "containers", 0)
-_set_container = ("spec", "leaderWorkerTemplate", "leaderTemplate", "spec", "containers", 0)
+_DEPLOYED = ("spec", "template", "spec", "containers", 0)
+_GROUPED = ("spec", "leaderWorkerTemplate", "leaderTemplate", "spec", "containers", 0)
 
 
 def head_lines(plan: Plan) -> list[str]:
@@ -252,8 +252,8 @@ def _host_args(plan: Plan, pool: Pool, leads: bool) -> list[Node]:
     local = local_ranks(plan, pool)
     if local and hosts > 2:
         raise CapabilityError(
-            f"vllm: data-parallel ranks on {hosts} hosts need a first rank on each, which a manifest cannot compute; use "
-            f"launch/{pool.role}.sh, or --as dynamo"
+            f"vllm: data-parallel ranks on {hosts} hosts need a first rank on each, which a manifest cannot compute; "
+            f"use launch/{pool.role}.sh, or --as dynamo"
         )
     if local:
         start: list[Node] = [flags["dp_start"].name, "0" if leads else str(local)]

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from aiconfig.candidate import Pool
 from aiconfig.emit.plan import BOOTSTRAP_PORT, NIXL_PORT, PORT, Plan
-from aiconfig.emit.worker import TITLES, Words, options_of, worker_items, words_of
+from aiconfig.emit.worker import TITLES, Node, Words, options_of, words_of, worker_items
 from aiconfig.emit.yamltext import dump, one_line
 from policies.errors import CapabilityError
 
@@ -26,8 +26,7 @@ def launch_files(plan: Plan) -> Mapping[str, str]:
         options = options_of(plan.flags, worker_items(plan, pool))
         if options.tree:
             head = [f"{TITLES[plan.engine]} options of a {pool.role} worker, read by launch/{pool.role}.sh"]
-            comments = {(0, *path): origin for path, origin in options.origins.items()}
-            files[f"launch/{pool.role}.yml"] = dump([options.tree], comments, head)
+            files[f"launch/{pool.role}.yml"] = dump([options.tree], options.comments(), head)
     if plan.candidate.mode == "disagg":
         files.update(_front(plan))
     return files
@@ -85,13 +84,13 @@ def _head(plan: Plan, pool: Pool) -> Iterator[str]:
     yield f"{TITLES[plan.engine]} {plan.version}, {pool.role} worker of {plan.candidate.name}: {on}"
     if pool.replicas > 1:
         yield (
-            f"Start {pool.replicas} of these, each with GPUs of its own (CUDA_VISIBLE_DEVICES) and a PORT of its own on "
-            f"a shared host."
+            f"Start {pool.replicas} of these, each with GPUs of its own (CUDA_VISIBLE_DEVICES) and a PORT of its own "
+            f"on a shared host."
         )
     if hosts > 1 and plan.engine == "trtllm":
         yield f"Start it once, within a Slurm allocation of {hosts} hosts: srun starts its ranks there."
     elif hosts > 1:
-        yield f"Start it on each of the {hosts} hosts, with NODE_RANK 0 to {hosts - 1} and LEADER the address of rank 0."
+        yield f"Start it on each of the {hosts} hosts, NODE_RANK 0 to {hosts - 1} and LEADER the address of rank 0."
     if plan.candidate.mode == "agg" and pool.replicas > 1:
         yield "Put a load balancer in front that spreads requests evenly: that is what was predicted."
     if plan.candidate.mode == "disagg" and plan.engine == "vllm":
@@ -138,13 +137,13 @@ def local_ranks(plan: Plan, pool: Pool) -> int:
         return per_host // rank_gpus
     if layout.dp > 1:
         raise CapabilityError(
-            f"vllm: {layout.dp} data-parallel ranks of {rank_gpus} GPUs do not fill hosts of {per_host} evenly, which is "
-            f"not rendered; take tp*pp that divides {per_host}"
+            f"vllm: {layout.dp} data-parallel ranks of {rank_gpus} GPUs do not fill hosts of {per_host} evenly, which "
+            f"is not rendered; take tp*pp that divides {per_host}"
         )
     if "hosts" not in plan.flags:
         raise CapabilityError(
-            f"vllm {plan.flags.version} starts a rank over several hosts with Ray, which is not rendered; take 0.12.0 or "
-            f"later"
+            f"vllm {plan.flags.version} starts a rank over several hosts with Ray, which is not rendered; take 0.12.0 "
+            f"or later"
         )
     return 0
 
@@ -162,7 +161,7 @@ def _front(plan: Plan) -> dict[str, str]:
     urls = {pool.role: [f"{pool.role}-{n}" for n in range(pool.replicas)] for pool in (prefill, decode)}
     note = "Names like prefill-0 stand for the addresses of your workers."
     if plan.engine == "trtllm":
-        tree = {
+        tree: Node = {
             "hostname": "0.0.0.0",
             "port": PORT,
             "context_servers": _servers(urls["prefill"]),
@@ -183,5 +182,5 @@ def _front(plan: Plan) -> dict[str, str]:
     return {"launch/router.sh": "\n".join(lines) + "\n"}
 
 
-def _servers(names: list[str]) -> dict[str, object]:
+def _servers(names: list[str]) -> Node:
     return {"num_instances": len(names), "urls": [f"{name}:{PORT}" for name in names]}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from aiconfig.candidate import Pool
 from aiconfig.emit.kube import SHARED_MEMORY, gpu_resource, head_lines, image_of, probes, worker_command
 from aiconfig.emit.plan import NIXL_PORT, PORT, Plan
-from aiconfig.emit.worker import Node, worker_items, words_of
+from aiconfig.emit.worker import Node, words_of, worker_items
 from aiconfig.emit.yamltext import Path, dump
 from policies.errors import CapabilityError
 
@@ -49,8 +49,7 @@ def _role(plan: Plan, pool: Pool, part: str) -> Node:
     layout, hosts = pool.layout, plan.hosts_of(pool)
     if hosts > 1 and (layout.dp % hosts or layout.pp > 1 or plan.engine != "vllm"):
         raise CapabilityError(
-            f"a {pool.role} worker over {hosts} hosts is rendered for data-parallel ranks of vllm only; use "
-            f"--as dynamo"
+            f"a {pool.role} worker over {hosts} hosts is rendered for data-parallel ranks of vllm only; use --as dynamo"
         )
     return {
         "create": True,

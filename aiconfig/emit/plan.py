@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -142,8 +143,9 @@ class Plan:
         for group in self.config.workers if self.config else ():
             if group.role == pool.role:
                 return group.engine
-        defaults = KIND_DEFAULTS.get(self.engine, {})
-        return EngineConfig(kind=self.engine, gpu_memory_utilization=MEMORY_SHARE[self.engine], **defaults)
+        usual = EngineConfig(kind=self.engine, gpu_memory_utilization=MEMORY_SHARE[self.engine])
+        block_size = KIND_DEFAULTS.get(self.engine, {}).get("block_size", usual.block_size)
+        return replace(usual, block_size=block_size)
 
     def setting(self, pool: Pool, key: str, name: str | None = None) -> Item:
         """One engine setting of the pool, `name` in the table of flags."""

@@ -86,8 +86,8 @@ def import_commands(commands: Sequence[Command], stated: Stated) -> Imported:
     roles = tuple(pool.role for pool in pools)
     if roles not in (("mixed",), ("prefill", "decode")):
         raise ConfigError(
-            f"{commands[0].where}: workers of roles {', '.join(roles)}; a deployment has one of mixed, or one of prefill "
-            f"and one of decode: give both files"
+            f"{commands[0].where}: workers of roles {', '.join(roles)}; a deployment has one of mixed, or one of "
+            f"prefill and one of decode: give both files"
         )
     return Imported(
         candidate=Candidate(model=models[0], engine=engines[0], pools=pools, nextn=drafts[0]),
@@ -120,9 +120,7 @@ def _worker(command: Command, stated: Stated) -> _Worker:
         raise ConfigError(f"{command.where}: its flags are those of a {shape.role} worker, not of a {role} one")
     replicas = _replicas(stated, facts, command.where, notices)
     pool = shape.pool(role, gpu, replicas, weights)
-    return _Worker(
-        pool=pool, shape=shape, engine=command.engine, model=model, notices=tuple(notices), parsed=parsed
-    )
+    return _Worker(pool=pool, shape=shape, engine=command.engine, model=model, notices=tuple(notices), parsed=parsed)
 
 
 def _model(shape: Shape, facts: Mapping[str, str], stated: Stated) -> tuple[str, str | None]:
@@ -163,9 +161,7 @@ def _with_options(command: Command, parsed: Parsed, flags: Flags) -> Parsed:
     if not isinstance(tree, dict):
         raise ConfigError(f"{extra}: options are keys with values")
     options = flatten(tree, flags, str(extra or command.where))
-    return Parsed(
-        values={**values, **options.values}, aside=parsed.aside, unknown=(*parsed.unknown, *options.unknown)
-    )
+    return Parsed(values={**values, **options.values}, aside=parsed.aside, unknown=(*parsed.unknown, *options.unknown))
 
 
 # ---------------------------------------------------------------- files
@@ -204,9 +200,7 @@ def _beside(command: Command, path: Path) -> Command:
 
 
 def _told(command: Command, facts: Mapping[str, str]) -> Command:
-    return Command(
-        engine=command.engine, words=command.words, facts={**command.facts, **facts}, where=command.where
-    )
+    return Command(engine=command.engine, words=command.words, facts={**command.facts, **facts}, where=command.where)
 
 
 def _in_manifests(text: str, where: str) -> Iterator[Command]:

@@ -33,7 +33,7 @@ def items(plan: Plan, pool: Pool) -> Iterator[Item]:
     if layout.ep > 1:
         if "ep_moe" in flags and layout.ep != layout.ranks:
             raise CapabilityError(
-                f"sglang {flags.version} splits experts over all {layout.ranks} ranks or over none, not ep = {layout.ep}"
+                f"sglang {flags.version} splits experts over all {layout.ranks} ranks or none, not ep = {layout.ep}"
             )
         yield Item(key="ep", value=layout.ep, origin=SEARCH)
         if "ep_moe" in flags:
@@ -71,9 +71,7 @@ def _chunks(plan: Plan, pool: Pool) -> Iterator[Item]:
         yield Item(key="max_num_batched_tokens", value=tokens * dp, origin=origin)
         yield plan.setting(pool, "max_prefill_tokens")
     else:
-        yield Item(
-            key="max_num_batched_tokens", value=NO_CHUNKS, origin=plan.setting(pool, "chunked_prefill").origin
-        )
+        yield Item(key="max_num_batched_tokens", value=NO_CHUNKS, origin=plan.setting(pool, "chunked_prefill").origin)
         yield Item(key="max_prefill_tokens", value=tokens, origin=SEARCH)
 
 

@@ -39,6 +39,10 @@ class Options:
     tree: dict[str, Node]
     origins: Mapping[tuple[str, ...], str]
 
+    def comments(self, document: int = 0) -> dict[tuple[str | int, ...], str]:
+        """The origins as comments of that document of a YAML file."""
+        return {(document, *path): origin for path, origin in self.origins.items()}
+
 
 def worker_items(plan: Plan, pool: Pool) -> tuple[Item, ...]:
     """The settings of one worker of the pool, in the order in which they are written."""

@@ -1,8 +1,8 @@
 """YAML that every reader takes the same way: strings that any version of YAML could read as something else are quoted.
 
 PyYAML writes `y` bare because it reads it as text; Kubernetes' reader and YAML 1.1 read a truth value. So a string
-stands bare only if it begins with a letter or a slash (flags: behind their dashes), is made of plain characters, and is none of the words that mean
-something.
+stands bare only if it begins with a letter or a slash (flags: behind their dashes), is made of plain characters, and
+is none of the words that mean something.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ _BARE = re.compile(r"(?:--?)?[A-Za-z/][A-Za-z0-9_./@+-]*(?::[A-Za-z0-9_./@+-]+)*
 _WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf"})
 
 Path = tuple[str | int, ...]
+Comments = Mapping[Path, str]
+"""Comments behind values: by number of the document, then keys and indices."""
 
 
-def dump(documents: Iterable[Node], comments: Mapping[Path, str] | None = None, head: Iterable[str] = ()) -> str:
+def dump(documents: Iterable[Node], comments: Comments | None = None, head: Iterable[str] = ()) -> str:
     """The documents as YAML, keys in the order given, one value a line.
 
-    `comments` are put behind values by their path (number of the document, then keys and indices); `head` are comment
-    lines on top.
+    `comments` are put behind values; `head` are comment lines on top.
     """
     import yaml
 
@@ -87,17 +88,23 @@ def _dumper() -> type[yaml.SafeDumper]:
     return Dumper
 
 
-def _commented(text: str, document: int, comments: Mapping[Path, str]) -> str:
-    import yaml
-
+def _commented(text: str, document: int, comments: Comments) -> str:
     wanted = {path[1:]: comment for path, comment in comments.items() if path[0] == document}
     if not wanted:
         return text
     lines = text.split("\n")
-    for path, node in _scalars(yaml.compose(text), ()):
+    for path, node in _scalars(_composed(text), ()):
         if path in wanted:
             lines[node.end_mark.line] += f"  # {one_line(wanted[path])}"
     return "\n".join(lines)
+
+
+def _composed(text: str) -> yaml.Node:
+    import yaml
+
+    node = yaml.compose(text)
+    assert node is not None, "a document that we wrote is not empty"
+    return node
 
 
 def _scalars(node: yaml.Node, path: Path) -> Iterable[tuple[Path, yaml.ScalarNode]]:

@@ -21,7 +21,9 @@ HERE = Path(__file__).parent
 PLANS: dict[str, Plan] = {
     "vllm-agg": plan(
         agg("vllm", "llama-3.1-8b"),
-        config=Config(workers=(WorkerGroup(model="llama-3.1-8b", gpu="h200_sxm", tp=2, count=2, engine=EngineConfig()),)),
+        config=Config(
+            workers=(WorkerGroup(model="llama-3.1-8b", gpu="h200_sxm", tp=2, count=2, engine=EngineConfig()),)
+        ),
     ),
     "vllm-disagg": plan(disagg("vllm")),
     "vllm-wide": plan(wide("vllm"), checkpoint="/models/deepseek v3"),

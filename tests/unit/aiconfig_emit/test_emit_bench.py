@@ -29,7 +29,9 @@ def told(made: object) -> dict[str, str]:
     return {part.words[0]: " ".join(part.words[1:]) for part in words(made)}  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("isl", "osl", "ratio", "prefix"), [(4000, 500, 0.8, 0), (1024, 256, 1.0, 512), (10, 4, 0.5, 0)])
+@pytest.mark.parametrize(
+    ("isl", "osl", "ratio", "prefix"), [(4000, 500, 0.8, 0), (1024, 256, 1.0, 512), (10, 4, 0.5, 0)]
+)
 def test_the_client_of_vllm_draws_the_lengths_of_the_workload(isl: int, osl: int, ratio: float, prefix: int) -> None:
     load = Workload(isl=isl, osl=osl, min_ratio=ratio, prefix_tokens=prefix)
     flags = told(plan(agg(), workload=load))
@@ -77,7 +79,7 @@ def test_a_prediction_is_needed_to_verify() -> None:
 
 
 class Alive(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:  # noqa: N802  # the base class names it
+    def do_GET(self) -> None:  # the base class names it
         self.send_response(200)
         self.end_headers()
 
@@ -101,7 +103,9 @@ def verify(folder: Path, engine: str, url: str, measured: dict[str, float]) -> s
     where = {"vllm": 'd="${@: -3:1}"; f="$d/measured.json"', "sglang": 'f="${@: -1}"'}[engine]
     program = folder / "bin" / {"vllm": "vllm", "sglang": "python3"}[engine]
     program.parent.mkdir()
-    through = 'case "$1" in -m) ;; *) exec /usr/bin/env -S PATH="$OLD" python3 "$@" ;; esac\n' if engine == "sglang" else ""
+    through = (
+        'case "$1" in -m) ;; *) exec /usr/bin/env -S PATH="$OLD" python3 "$@" ;; esac\n' if engine == "sglang" else ""
+    )
     program.write_text(f"#!/usr/bin/env bash\n{through}{where}\necho '{result}' > \"$f\"\n")
     program.chmod(0o755)
     old = os.environ["PATH"]

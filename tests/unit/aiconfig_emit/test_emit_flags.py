@@ -34,7 +34,9 @@ def test_rows_are_written_as_the_head_of_the_file_says() -> None:
         for row in table["flags"]:
             assert row["kind"] in KINDS, row
             assert ("name" in row) != ("yaml" in row), row
-            assert set(row) <= {"key", "name", "also", "kind", "yaml", "yaml_too", "spell", "takes", "since", "until"}
+            assert set(row) <= {
+                "key", "name", "also", "short", "kind", "yaml", "yaml_too", "spell", "takes", "since", "until"
+            }  # fmt: skip
             for bound in (row.get("since"), row.get("until")):
                 assert bound is None or bound in table["read"], f"{engine}: {bound} was not read, so nobody knows"
 
@@ -73,5 +75,5 @@ def test_what_is_no_release_is_refused() -> None:
 
 
 def test_a_value_that_the_engine_lacks_is_refused_with_those_that_it_has() -> None:
-    with pytest.raises(ConfigError, match="--kv-cache-dtype 'int3' is not known.*bf16"):
+    with pytest.raises(ConfigError, match=r"--kv-cache-dtype 'int3' is not known.*bf16"):
         find_flags("vllm")["kv"].words("int3")

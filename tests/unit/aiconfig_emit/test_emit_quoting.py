@@ -18,12 +18,26 @@ from policies.errors import ConfigError
 
 # What some version of YAML reads as something else than text.
 TRICKY = (
-    "", "y", "Y", "n", "N", "yes", "No", "on", "OFF", "true", "False", "null", "Null", "~", "nan", ".nan", ".inf", "-.inf",
-    "1", "-1", "1.5", "1e3", "1E3", "0x1f", "0o17", "017", "1_000", "12:30:45", "2024-01-01", "=", "<<", "-", "---", "...",
-    "- a", "a: b", "a #b", "#a", "&a", "*a", "!a", "%a", "@a", "`a", "{a}", "[a]", "a,", "'a'", '"a"', " a", "a ", "a\tb",
-    "a\nb", "a\\n", "?", "? a", "|", ">", "0.0.0.0", "é", "\u2028", "\x07",
+    "", "y", "Y", "n", "N", "yes", "No", "on", "OFF", "true", "False", "null", "Null", "~", "nan", ".nan", ".inf",
+    "-.inf", "1", "-1", "1.5", "1e3", "1E3", "0x1f", "0o17", "017", "1_000", "12:30:45", "2024-01-01", "=", "<<", "-",
+    "---", "...", "- a", "a: b", "a #b", "#a", "&a", "*a", "!a", "%a", "@a", "`a", "{a}", "[a]", "a,", "'a'", '"a"',
+    " a", "a ", "a\tb", "a\nb", "a\\n", "?", "? a", "|", ">", "0.0.0.0", "é", "\u2028", "\x07",
 )  # fmt: skip
-HOSTILE = ("a b", "it's", '"; rm -rf ~; "', "$(id)", "`id`", "${HOME}", "a'$(id)'b", "a\\", "!!", "*", "a#b", "#", "é;&|<>")
+HOSTILE = (
+    "a b",
+    "it's",
+    '"; rm -rf ~; "',
+    "$(id)",
+    "`id`",
+    "${HOME}",
+    "a'$(id)'b",
+    "a\\",
+    "!!",
+    "*",
+    "a#b",
+    "#",
+    "é;&|<>",
+)
 
 
 @pytest.mark.parametrize("text", TRICKY)

@@ -56,7 +56,8 @@ for row in predicted:
     compared += 1
     inside = abs(error) <= row["band"]
     missed += not inside
-    print(f"{row['name']:28}{row['value']:12.4g}{value:12.4g}{error:+9.1%}{row['band']:8.0%}{'' if inside else '  outside'}")
+    shown = f"{row['name']:28}{row['value']:12.4g}{value:12.4g}{error:+9.1%}{row['band']:8.0%}"
+    print(shown + ("" if inside else "  outside"))
 if not compared:
     print("verify: the client's file has none of the predicted figures", file=sys.stderr)
     sys.exit(2)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SGLang 0.5.23, mixed worker of sglang-agg-1xtp1/dp16/ep16-h200_sxm-fp8-kvfp8-b64-t8192-mtp1: 16 x h200_sxm on 2 hosts
 # aiconfig: role=mixed replicas=1 gpu=h200_sxm model=deepseek-v3 weights=fp8 kv=fp8 version=0.5.23
-# Start it on each of the 2 hosts, with NODE_RANK 0 to 1 and LEADER the address of rank 0.
+# Start it on each of the 2 hosts, NODE_RANK 0 to 1 and LEADER the address of rank 0.
 set -euo pipefail
 command=(
   python3 -m sglang.launch_server
