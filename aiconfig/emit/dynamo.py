@@ -9,7 +9,7 @@ from aiconfig.candidate import Pool
 from aiconfig.emit.flags import Flags, find_flags
 from aiconfig.emit.kube import OPTIONS_FOLDER, SHARED_MEMORY, head_lines, notes_of
 from aiconfig.emit.plan import Plan
-from aiconfig.emit.worker import Node, Words, options_of, words_of, worker_items
+from aiconfig.emit.worker import Node, Words, last_words, options_of, worker_items, worker_words
 from aiconfig.emit.yamltext import Path, dump
 
 SERVICES = {"vllm": "Vllm", "sglang": "Sglang", "trtllm": "Trtllm"}
@@ -29,11 +29,9 @@ def dynamo_files(plan: Plan) -> dict[str, str]:
     for pool in plan.candidate.pools:
         name = SERVICES[plan.engine] + ROLES[pool.role]
         services[name] = _service(plan, pool, flags)
-        at = -1
-        for part in worker_args(plan, pool, flags):
-            at += len(part.words)
-            place = ("spec", "services", name, "extraPodSpec", "mainContainer", "args", at)
-            comments[(len(objects), *place)] = part.origin
+        place = ("spec", "services", name, "extraPodSpec", "mainContainer", "args")
+        for at, origin in last_words(worker_args(plan, pool, flags)).items():
+            comments[(len(objects), *place, at)] = origin
     objects.append(
         {
             "apiVersion": "nvidia.com/v1alpha1",
@@ -56,8 +54,7 @@ def worker_args(plan: Plan, pool: Pool, flags: Flags) -> list[Words]:
             Words(key="extra", words=(flags["extra"].name, f"{OPTIONS_FOLDER}/{pool.role}.yml"), origin="this file")
         )
     else:
-        engine = words_of(plan.flags, worker_items(plan, pool))
-        args += [part for part in engine if part.key not in ("model", "role")]
+        args += [part for part in worker_words(plan, pool) if part.key not in ("model", "role")]
     return args + _role(plan, pool, flags)
 
 

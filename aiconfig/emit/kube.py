@@ -9,7 +9,7 @@ from __future__ import annotations
 from aiconfig.candidate import Pool
 from aiconfig.emit.launch import facts, local_ranks
 from aiconfig.emit.plan import BOOTSTRAP_PORT, NIXL_PORT, PORT, Plan
-from aiconfig.emit.worker import TITLES, Node, options_of, words_of, worker_items
+from aiconfig.emit.worker import TITLES, Node, last_words, options_of, worker_items, worker_words
 from aiconfig.emit.yamltext import Path, dump
 from policies.errors import CapabilityError
 
@@ -41,7 +41,7 @@ def kube_files(plan: Plan) -> dict[str, str]:
             text = dump([options.tree], options.comments(), head)
             objects.append(_config_map(plan, pool, text))
         place = _GROUPED if plan.hosts_of(pool) > 1 else _DEPLOYED
-        for path, origin in _arg_origins(plan, pool).items():
+        for path, origin in last_words(worker_words(plan, pool)).items():
             comments[(len(objects), *place, "args", path)] = origin
         objects.append(_leader_worker_set(plan, pool) if plan.hosts_of(pool) > 1 else _deployment(plan, pool))
         objects.append(_service(plan, pool))
@@ -71,7 +71,7 @@ def image_of(plan: Plan) -> str:
 def worker_command(plan: Plan, pool: Pool) -> tuple[list[Node], list[Node]]:
     """Command and arguments of a worker's container, without those that differ between hosts."""
     args: list[Node] = []
-    for part in words_of(plan.flags, worker_items(plan, pool)):
+    for part in worker_words(plan, pool):
         args += part.words
     if plan.engine == "trtllm":
         args += [plan.flags["extra"].name, f"{OPTIONS_FOLDER}/{pool.role}.yml"]
@@ -87,15 +87,6 @@ def notes_of(plan: Plan, pool: Pool) -> dict[str, Node]:
 def gpu_resource(gpu: str) -> str:
     """The resource that a container asks for to get GPUs of this kind."""
     return next((resource for start, resource in VENDORS.items() if gpu.startswith(start)), "nvidia.com/gpu")
-
-
-def _arg_origins(plan: Plan, pool: Pool) -> dict[int, str]:
-    """The origin of each argument, at the last word of its flag."""
-    found, at = {}, -1
-    for part in words_of(plan.flags, worker_items(plan, pool)):
-        at += len(part.words)
-        found[at] = part.origin
-    return found
 
 
 def _labels(plan: Plan, pool: Pool) -> dict[str, Node]:
@@ -162,7 +153,7 @@ def _container(plan: Plan, pool: Pool) -> dict[str, Node]:
         "image": image_of(plan),
         "command": command,
         "args": args,
-        "env": _environment(plan, pool),
+        "env": environment(plan, pool),
         "ports": _ports(plan, pool),
         "resources": {"limits": {resource: gpus}, "requests": {resource: gpus}},
         "volumeMounts": mounts,
@@ -183,7 +174,10 @@ def probes() -> dict[str, Node]:
     }
 
 
-def _environment(plan: Plan, pool: Pool) -> list[Node]:
+def environment(plan: Plan, pool: Pool) -> list[Node]:
+    """What a worker's container has to have in its environment."""
+    if plan.engine == "sglang":  # its /health would else run a request, and fail when the worker is merely busy
+        return [{"name": "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION", "value": "false"}]
     if plan.engine != "vllm" or pool.role == "mixed":
         return []
     own_ip: Node = {"fieldRef": {"fieldPath": "status.podIP"}}

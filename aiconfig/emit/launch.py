@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from aiconfig.candidate import Pool
 from aiconfig.emit.plan import BOOTSTRAP_PORT, NIXL_PORT, PORT, Plan
-from aiconfig.emit.worker import TITLES, Node, Words, options_of, words_of, worker_items
+from aiconfig.emit.worker import TITLES, Node, Words, options_of, worker_items, worker_words
 from aiconfig.emit.yamltext import dump, one_line
 from policies.errors import CapabilityError
 
@@ -34,7 +34,7 @@ def launch_files(plan: Plan) -> Mapping[str, str]:
 
 def script(plan: Plan, pool: Pool) -> str:
     """The bash script that starts one worker of the pool."""
-    words = words_of(plan.flags, worker_items(plan, pool))
+    words = worker_words(plan, pool)
     title, *notes = (f"# {one_line(line)}" for line in _head(plan, pool))
     lines = ["#!/usr/bin/env bash", title, f"# {MARK} {facts_line(plan, pool)}", *notes]
     lines += ["set -euo pipefail", *_setup(plan, pool), *array("command", plan.flags.program, words)]

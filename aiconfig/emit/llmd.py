@@ -7,9 +7,9 @@ The chart itself adds model, port, name and degrees of parallelism to a command 
 from __future__ import annotations
 
 from aiconfig.candidate import Pool
-from aiconfig.emit.kube import SHARED_MEMORY, gpu_resource, head_lines, image_of, probes, worker_command
-from aiconfig.emit.plan import NIXL_PORT, PORT, Plan
-from aiconfig.emit.worker import Node, words_of, worker_items
+from aiconfig.emit.kube import SHARED_MEMORY, environment, gpu_resource, head_lines, image_of, probes, worker_command
+from aiconfig.emit.plan import PORT, Plan
+from aiconfig.emit.worker import Node, Words, last_words, worker_words
 from aiconfig.emit.yamltext import Path, dump
 from policies.errors import CapabilityError
 
@@ -39,7 +39,7 @@ def llmd_files(plan: Plan) -> dict[str, str]:
             values[part] = {"create": False}
             continue
         values[part] = _role(plan, pools[part], part)
-        for at, origin in _origins(plan, pools[part]).items():
+        for at, origin in last_words(_own_words(plan, pools[part])).items():
             comments[(0, part, "containers", 0, "args", at)] = origin
     head = [line for line in head_lines(plan) if "router" not in line]
     return {"k8s/llm-d-values.yaml": dump([values], comments, head)}
@@ -71,17 +71,14 @@ def _container(plan: Plan, pool: Pool, part: str) -> Node:
     behind = part == "decode" and plan.candidate.mode == "disagg"
     if plan.engine == "vllm":
         container["modelCommand"] = "vllmServe"
-        container["args"] = [word for part in _own_words(plan, pool) for word in part]
+        container["args"] = [word for words in _own_words(plan, pool) for word in words.words]
     else:
         command, args = worker_command(plan, pool)
         container |= {"modelCommand": "custom", "command": command}
         container["args"] = [*args[:-1], str(SIDECAR_PORT)] if behind else list(args)
-    if plan.engine == "vllm" and plan.candidate.mode == "disagg":
-        own_ip: Node = {"fieldRef": {"fieldPath": "status.podIP"}}
-        container["env"] = [
-            {"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", "valueFrom": own_ip},
-            {"name": "VLLM_NIXL_SIDE_CHANNEL_PORT", "value": str(NIXL_PORT)},
-        ]
+    own = environment(plan, pool)
+    if own:
+        container["env"] = own
     container["ports"] = [{"name": "http", "containerPort": SIDECAR_PORT if behind else PORT}]
     container["resources"] = {"limits": {resource: gpus}, "requests": {resource: gpus}}
     container["mountModelVolume"] = True
@@ -90,15 +87,7 @@ def _container(plan: Plan, pool: Pool, part: str) -> Node:
     return container
 
 
-def _own_words(plan: Plan, pool: Pool) -> list[tuple[str, ...]]:
-    words = words_of(plan.flags, worker_items(plan, pool))
-    return [part.words for part in words if part.key not in CHART_ADDS]
-
-
-def _origins(plan: Plan, pool: Pool) -> dict[int, str]:
-    found, at = {}, -1
-    for part in words_of(plan.flags, worker_items(plan, pool)):
-        if plan.engine != "vllm" or part.key not in CHART_ADDS:
-            at += len(part.words)
-            found[at] = part.origin
-    return found
+def _own_words(plan: Plan, pool: Pool) -> list[Words]:
+    """The parts of the command that stand in the values."""
+    words = worker_words(plan, pool)
+    return [part for part in words if plan.engine != "vllm" or part.key not in CHART_ADDS]

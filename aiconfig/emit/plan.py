@@ -150,12 +150,8 @@ class Plan:
     def setting(self, pool: Pool, key: str, name: str | None = None) -> Item:
         """One engine setting of the pool, `name` in the table of flags."""
         value = getattr(self.engine_of(pool), key)
-        origin = DEFAULT
-        for group in self.config.workers if self.config else ():
-            if group.role == pool.role and self.config:
-                told = self.config.origins.get(f"workers.{group.name}.engine.{key}", DEFAULT)
-                origin = told if told in (DEFAULT, SEARCH) else GIVEN
-        return Item(key=name or key, value=value, origin=origin)
+        usual = getattr(replace(self, config=None).engine_of(pool), key)
+        return Item(key=name or key, value=value, origin=DEFAULT if value == usual else GIVEN)
 
     def hosts_of(self, pool: Pool) -> int:
         """Hosts of one worker."""

@@ -66,6 +66,15 @@ def words_of(flags: Flags, items: Iterable[Item]) -> tuple[Words, ...]:
     return tuple(made)
 
 
+def last_words(parts: Iterable[Words]) -> dict[int, str]:
+    """The origin of each part by the number of its last word, when all are put in one list."""
+    found, at = {}, -1
+    for part in parts:
+        at += len(part.words)
+        found[at] = part.origin
+    return found
+
+
 def options_of(flags: Flags, items: Iterable[Item], whole: bool = False) -> Options:
     """The items that stand in a file of options; with `whole` also those that could stand on the command line."""
     tree: dict[str, Node] = {}
