@@ -125,4 +125,5 @@ def expected(estimate: Estimate | None) -> Iterator[str]:
 def _within(band: Band | None) -> str:
     if band is None:
         return ""
-    return f" (half of the predictions are within {band.typical:.0%}, nine in ten within {band.wide:.0%}: {band.level})"
+    wide = f", nine in ten within {band.wide:.0%}" if band.wide is not None else ""
+    return f" (half of the predictions are within {band.typical:.0%}{wide}: {band.level})"

@@ -87,7 +87,7 @@ def predicted_rows(plan: Plan) -> list[dict[str, str | float]]:
             if value is not None:
                 told = CLIENT_NAMES.get(metric, {}).get(client, metric)
                 name = "median" if statistic == "p50" else statistic
-                wide = band.wide if band else NO_BAND
+                wide = band.wide if band and band.wide is not None else NO_BAND
                 rows.append(_row(f"{metric} {statistic} in ms", f"{name}_{told}_ms", 1e3 * value, wide))
     return rows
 

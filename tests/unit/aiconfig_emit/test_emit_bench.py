@@ -11,6 +11,7 @@ import os
 import subprocess
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -19,8 +20,8 @@ from emit_builders import agg, plan, predicted
 
 from aiconfig.emit.bench import requests, words
 from aiconfig.emit.files import emit, write
-from aiconfig.emit.verify import predicted_rows
-from aiconfig.estimate import Load
+from aiconfig.emit.verify import NO_BAND, predicted_rows
+from aiconfig.estimate import Band, Load
 from aiconfig.workload import Workload
 from policies.errors import ConfigError
 
@@ -71,6 +72,12 @@ def test_the_script_says_what_it_should_print() -> None:
     assert "ttft in ms: mean 250, p50 200, p95 500, p99 750 (half of the predictions are within 10%" in text
     assert "predicted, not measured" in text
     assert "# sla: the largest load that keeps p95:ttft<1s, tpot=30ms" in text
+
+
+def test_a_band_of_which_half_is_known_is_said_and_compared_with_ours() -> None:
+    half = replace(predicted(agg()), bands={"ttft": Band(typical=0.1, wide=None, level="here")})
+    assert "(half of the predictions are within 10%: here)" in emit(plan(agg(), estimate=half), "bench")["bench.sh"]
+    assert {row["band"] for row in predicted_rows(plan(agg(), estimate=half))} == {NO_BAND}
 
 
 def test_a_prediction_is_needed_to_verify() -> None:
