@@ -83,6 +83,6 @@ def _with_warmup(meta: RunMeta, rows: int) -> RunMeta:
 def test_a_warm_up_that_leaves_nothing_is_refused(tmp_path: Path) -> None:
     trace = tmp_path / "trace.parquet"
     write_table(synthesise("poisson", SynthOptions(rows=10, rate_rps=1.0, isl=10, osl=2)), trace)
-    with pytest.raises(ConfigError, match="trace.warmup = 10: the run has 10 requests"):
+    with pytest.raises(ConfigError, match=r"trace\.warmup = 10: the run has 10 requests"):
         replay(load(None, {"TRACE": str(trace)}, ["trace.warmup=10"]), out=tmp_path / "run", html=False)
     assert not (tmp_path / "run").exists()

@@ -1,0 +1,202 @@
+"""One candidate at one load through the twin: percentiles, goodput, KV peak, energy, or why there are none.
+
+It writes the deployment as `twin replay` would be given it, replays that file, and reads the report: there is no second
+way, so a recommendation can be replayed and comes to the same figures. Everything but the result is gone afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+
+from aiconfig.candidate import Candidate
+from aiconfig.demand import Protocol, protocol
+from aiconfig.deployment import USUAL, Setting, write_deployment
+from aiconfig.estimate import NO_BANDS, SIMULATED, Estimate, Load
+from aiconfig.reasons import Rejection
+from aiconfig.stability import Growth, growth
+from aiconfig.workload import Workload
+from policies.errors import InvariantError, TwinError
+from policies.frozen import frozen
+from reports.columns import F64, Columns
+from reports.figures import FIGURES
+from reports.metrics import quantiles, tokens_per_s_per_user
+from reports.record import RunRecord
+from reports.report import Report
+from reports.sla import STATISTICS
+from twin.config_read import load as load_config
+from twin.replay import replay
+
+KV_FULL: Final = 0.95
+"""From this share on the KV pool is what limits a deployment, whatever the closed form says."""
+LONGEST_RUNS: Final = 2
+"""How often an open loop is played again with more requests because its warm-up was shorter than an answer."""
+MOST_REQUESTS: Final = 50_000
+
+
+def simulate(
+    candidate: Candidate,
+    workload: Workload,
+    load: Load,
+    setting: Setting = USUAL,
+    *,
+    prior: Estimate | None = None,
+) -> Estimate | Rejection:
+    """Play `load` of `workload` on the deployment.
+
+    Figures are those that `twin replay` reports of the file that `write_deployment` writes: of the rows behind the
+    warm-up (`demand.protocol`). In an open loop that is not told how many requests to play, there are more if a mean
+    answer takes longer than the warm-up. `prior` is the closed form's estimate, from which bound and bands are taken.
+
+    A queue that grows is a Rejection `unstable`, a simulation that refuses, or in which a request does not complete,
+    one `failed` with its text. Raises
+    ConfigError for a load that the workload's arrivals cannot have, and TraceError for a trace that cannot be read.
+    """
+    played = protocol(workload, load)
+    try:
+        run = _run(candidate, workload, load, setting)
+        for _ in range(LONGEST_RUNS):
+            longer = _longer(workload, load, played, run)
+            if longer is None:
+                break
+            workload = replace(workload, requests=longer)
+            played = protocol(workload, load)
+            run = _run(candidate, workload, load, setting)
+    except InvariantError:
+        raise
+    except TwinError as error:
+        return Rejection(name=candidate.name, reason="failed", detail=str(error))
+    if run.growth is not None and run.growth.grows:
+        return _unstable(candidate, run.growth)
+    if run.report.counts.completed < run.report.demand.requests:
+        return _unserved(candidate, run.report)
+    return _estimate(candidate, load, played, run, prior)
+
+
+@frozen
+class _Run:
+    """What is kept of a replay: its report, how fast its users saw tokens come (slow ones first), and how an open
+    loop's queue behaved."""
+
+    report: Report
+    speeds: F64
+    growth: Growth | None
+
+
+def _run(candidate: Candidate, workload: Workload, load: Load, setting: Setting) -> _Run:
+    with TemporaryDirectory(prefix="aiconfig-") as name:
+        folder = Path(name)
+        path = write_deployment(folder, candidate, workload, load, setting)
+        done = replay(load_config(path), config_file=path, out=folder / "run", html=False)
+        if not done.complete:
+            raise KeyboardInterrupt
+        requests = RunRecord(done.folder).requests.behind(protocol(workload, load).warmup)
+        return _Run(
+            report=done.report,
+            speeds=_speeds(requests),
+            growth=growth(requests) if load.rps is not None else None,
+        )
+
+
+def _speeds(requests: Columns) -> F64:
+    """Tokens a second of each completed request that had more than one (others have no TPOT), ascending."""
+    speeds = tokens_per_s_per_user(requests.floats("tpot_s"))
+    return np.sort(speeds[~np.isnan(speeds)])
+
+
+def _longer(workload: Workload, load: Load, played: Protocol, run: _Run) -> int | None:
+    """How many requests to play instead, because the warm-up of an open loop was over before an answer was."""
+    e2e_s = run.report.latency.e2e_s.mean
+    if load.rps is None or workload.requests is not None or e2e_s is None or played.warmup / load.rps >= e2e_s:
+        return None
+    wanted = min(MOST_REQUESTS, int(2 * e2e_s * load.rps / played.warmup * played.requests) + 1)
+    return wanted if wanted > played.requests else None
+
+
+def _unstable(candidate: Candidate, grown: Growth) -> Rejection:
+    return Rejection(
+        name=candidate.name,
+        reason="unstable",
+        needs=grown.arrived_rps,
+        has=grown.served_rps,
+        unit="requests/s",
+        detail=grown.line(),
+    )
+
+
+def _unserved(candidate: Candidate, report: Report) -> Rejection:
+    """Nothing sheds load in a search, so a request that does not complete is one that the deployment cannot serve."""
+    counts, asked = report.counts, report.demand.requests
+    reasons = "; ".join(f"{count:,}: {reason}" for reason, count in sorted(counts.reasons.items()))
+    return Rejection(
+        name=candidate.name,
+        reason="failed",
+        needs=asked,
+        has=counts.completed,
+        unit="requests",
+        detail=f"{asked - counts.completed:,} of {asked:,} requests did not complete{': ' if reasons else ''}{reasons}",
+    )
+
+
+# ---------------------------------------------------------------- a report as an estimate
+
+
+def _estimate(candidate: Candidate, load: Load, played: Protocol, run: _Run, prior: Estimate | None) -> Estimate:
+    report = run.report
+    energy_j = FIGURES["energy_j"].read(report)
+    kv_share = report.kv_peak_share or 0.0
+    full = report.preemptions > 0 or kv_share >= KV_FULL
+    return Estimate(
+        candidate=candidate,
+        load=load,
+        level=SIMULATED,
+        stats=_stats(run),
+        requests_per_s=report.throughput.requests_per_s or 0.0,
+        output_tokens_per_s=report.throughput.output_tokens_per_s or 0.0,
+        kv_share=kv_share,
+        bound="kv" if full else prior.bound if prior is not None else "unknown",
+        goodput_share=report.sla.attainment if report.sla is not None and _limits_requests(report) else None,
+        energy_j=energy_j,
+        output_tokens=sum(group.output_tokens for group in report.groups if group.role != "prefill"),
+        bands=prior.bands if prior is not None else NO_BANDS,
+        notes=tuple(_notes(report, played, load)),
+    )
+
+
+def _stats(run: _Run) -> Mapping[str, Mapping[str, float | None]]:
+    """Every latency of a report by metric and statistic; tps_user counts from the slow end, as limits on it do."""
+    latency = run.report.latency
+    samples = {"ttft": latency.ttft_s, "tpot": latency.tpot_s, "itl": latency.itl_s, "e2e": latency.e2e_s}
+    stats = {
+        metric: MappingProxyType({name: sample.statistic(name) for name in STATISTICS})
+        for metric, sample in samples.items()
+    }
+    speeds = {"mean": run.report.tokens_per_s_per_user.mean, **_from_the_slow_end(run.speeds)}
+    return MappingProxyType({**stats, "tps_user": MappingProxyType(speeds)})
+
+
+def _from_the_slow_end(speeds: F64) -> dict[str, float | None]:
+    shares = {"p50": 0.5, "p90": 0.1, "p95": 0.05, "p99": 0.01, "max": 0.0}
+    if not len(speeds):
+        return dict.fromkeys(shares)
+    return dict(zip(shares, quantiles(speeds, list(shares.values())), strict=True))
+
+
+def _limits_requests(report: Report) -> bool:
+    return report.sla is not None and any(limit.metric != "goodput" for limit in report.sla.limits)
+
+
+def _notes(report: Report, played: Protocol, load: Load) -> list[str]:
+    notes = [f"simulated: {played.line()}"]
+    if not played.warmup:
+        notes.append("fewer than two requests a user: the opening burst is part of the figures")
+    e2e_s = report.latency.e2e_s.mean
+    if load.rps is not None and e2e_s is not None and played.warmup / load.rps < e2e_s:
+        notes.append("the warm-up was shorter than a mean answer: give more requests")
+    return notes
