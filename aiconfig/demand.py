@@ -26,7 +26,7 @@ from traces.schema import canonical_schema as schema_of
 REQUESTS_PER_USER: Final = 10
 LEAST_REQUESTS: Final = 200
 OPEN_REQUESTS: Final = 1200
-"""Rows of an open loop: 1,000 are left behind the warm-up, the fewest that percentiles are taken of (specification R3)."""
+"""Rows of an open loop: 1,000 are left behind the warm-up, the fewest for percentiles (specification R3)."""
 OPEN_WARMUP: Final = 6
 """One row in so many of an open loop is warm-up."""
 LEAST_PREFIX: Final = 16

@@ -41,6 +41,14 @@ GROUPS: Final[Mapping[str, str]] = MappingProxyType({"mixed": "pool", "prefill":
 
 
 @frozen
+class Written:
+    """Where best.toml lies, and what the twin reads in it."""
+
+    path: Path
+    config: Config
+
+
+@frozen
 class Setting:
     """What a configuration needs beside candidate and demand: how requests are routed, the limits that a report judges,
     the user's own table of GPUs, and the price of a GPU-hour."""
@@ -75,8 +83,8 @@ def _disaggregation(engine: str, mode: str) -> DisaggregationConfig:
 
 def write_deployment(
     folder: Path, candidate: Candidate, workload: Workload, load: Load, setting: Setting = USUAL
-) -> Path:
-    """Write best.toml and beside it the rows that it plays (a user's trace stays where it is); the path of best.toml.
+) -> Written:
+    """Write best.toml, and beside it the rows that it plays (a user's trace stays where it is).
 
     Raises ConfigError as `to_config` does.
     """
@@ -89,13 +97,12 @@ def write_deployment(
     return write_config(folder, to_config(candidate, workload, load, rows, setting))
 
 
-def write_config(folder: Path, config: Config) -> Path:
+def write_config(folder: Path, config: Config) -> Written:
     """Write best.toml and read it once: a configuration that the twin would refuse raises its ConfigError here."""
     path = folder / BEST_TOML
     with whole_file(path) as out:
         out.write(to_toml(config, beside=folder))
-    load_config(path)
-    return path
+    return Written(path=path, config=load_config(path))
 
 
 def _trace(workload: Workload, load: Load, rows: Path) -> TraceConfig:

@@ -30,7 +30,6 @@ from reports.metrics import quantiles, tokens_per_s_per_user
 from reports.record import RunRecord
 from reports.report import Report
 from reports.sla import STATISTICS
-from twin.config_read import load as load_config
 from twin.replay import replay
 
 KV_FULL: Final = 0.95
@@ -61,18 +60,18 @@ def simulate(
     played = protocol(workload, load)
     try:
         run = _run(candidate, workload, load, setting)
-        for _ in range(LONGEST_RUNS):
-            longer = _longer(workload, load, played, run)
-            if longer is None:
-                break
-            workload = replace(workload, requests=longer)
-            played = protocol(workload, load)
-            run = _run(candidate, workload, load, setting)
+        if workload.requests is None and load.rps is not None:
+            for _ in range(LONGEST_RUNS):
+                if run.overtaken or not _is_short(run, played, load):
+                    break
+                workload = replace(workload, requests=_longer(run, played, load))
+                played = protocol(workload, load)
+                run = _run(candidate, workload, load, setting)
     except InvariantError:
         raise
     except TwinError as error:
         return Rejection(name=candidate.name, reason="failed", detail=str(error))
-    if run.growth is not None and run.growth.grows:
+    if run.growth is not None and (run.overtaken or (run.growth.grows and not _is_short(run, played, load))):
         return _unstable(candidate, run.growth)
     if run.report.counts.completed < run.report.demand.requests:
         return _unserved(candidate, run.report)
@@ -88,12 +87,17 @@ class _Run:
     speeds: F64
     growth: Growth | None
 
+    @property
+    def overtaken(self) -> bool:
+        """Whether the queue grows for sure, however short the run."""
+        return self.growth is not None and self.growth.grows and self.growth.slows
+
 
 def _run(candidate: Candidate, workload: Workload, load: Load, setting: Setting) -> _Run:
     with TemporaryDirectory(prefix="aiconfig-") as name:
         folder = Path(name)
-        path = write_deployment(folder, candidate, workload, load, setting)
-        done = replay(load_config(path), config_file=path, out=folder / "run", html=False)
+        made = write_deployment(folder, candidate, workload, load, setting)
+        done = replay(made.config, config_file=made.path, out=folder / "run", html=False)
         if not done.complete:
             raise KeyboardInterrupt
         requests = RunRecord(done.folder).requests.behind(protocol(workload, load).warmup)
@@ -110,13 +114,17 @@ def _speeds(requests: Columns) -> F64:
     return np.sort(speeds[~np.isnan(speeds)])
 
 
-def _longer(workload: Workload, load: Load, played: Protocol, run: _Run) -> int | None:
-    """How many requests to play instead, because the warm-up of an open loop was over before an answer was."""
+def _is_short(run: _Run, played: Protocol, load: Load) -> bool:
+    """Whether the warm-up of an open loop was over before a mean answer was."""
     e2e_s = run.report.latency.e2e_s.mean
-    if load.rps is None or workload.requests is not None or e2e_s is None or played.warmup / load.rps >= e2e_s:
-        return None
-    wanted = min(MOST_REQUESTS, int(2 * e2e_s * load.rps / played.warmup * played.requests) + 1)
-    return wanted if wanted > played.requests else None
+    return load.rps is not None and e2e_s is not None and played.warmup < e2e_s * load.rps
+
+
+def _longer(run: _Run, played: Protocol, load: Load) -> int:
+    """How many requests to play instead, so that a warm-up takes two mean answers."""
+    assert load.rps is not None
+    e2e_s = run.report.latency.e2e_s.mean or 0.0
+    return min(MOST_REQUESTS, int(2 * e2e_s * load.rps / played.warmup * played.requests) + 1)
 
 
 def _unstable(candidate: Candidate, grown: Growth) -> Rejection:
@@ -165,7 +173,7 @@ def _estimate(candidate: Candidate, load: Load, played: Protocol, run: _Run, pri
         energy_j=energy_j,
         output_tokens=sum(group.output_tokens for group in report.groups if group.role != "prefill"),
         bands=prior.bands if prior is not None else NO_BANDS,
-        notes=tuple(_notes(report, played, load)),
+        notes=tuple(_notes(run, played, load)),
     )
 
 
@@ -192,11 +200,10 @@ def _limits_requests(report: Report) -> bool:
     return report.sla is not None and any(limit.metric != "goodput" for limit in report.sla.limits)
 
 
-def _notes(report: Report, played: Protocol, load: Load) -> list[str]:
+def _notes(run: _Run, played: Protocol, load: Load) -> list[str]:
     notes = [f"simulated: {played.line()}"]
     if not played.warmup:
         notes.append("fewer than two requests a user: the opening burst is part of the figures")
-    e2e_s = report.latency.e2e_s.mean
-    if load.rps is not None and e2e_s is not None and played.warmup / load.rps < e2e_s:
-        notes.append("the warm-up was shorter than a mean answer: give more requests")
+    if _is_short(run, played, load):
+        notes.append("too short to tell whether the queue grows: a mean answer takes longer than the warm-up")
     return notes

@@ -527,8 +527,8 @@ def _report(
     no_effect, warnings = [*idle_faults], [*alarms]
     if config.trace.warmup is not None:
         warnings.append(
-            f"latencies, rates and the verdict leave out the first {config.trace.warmup:,} requests (trace.warmup); rates "
-            "count from the first arrival behind them; counts, workers, groups and charts are of the whole run"
+            f"latencies, rates and the verdict leave out the first {config.trace.warmup:,} requests (trace.warmup); "
+            "rates count from the first arrival behind them; counts, workers, groups and charts are of the whole run"
         )
     if config.trace.hash_block_tokens is not None and not world.keyed:
         no_effect.append("trace.hash_block_tokens has no effect: the trace has no hash ids")

@@ -1,4 +1,4 @@
-"""Rows that a simulation plays: the lengths, shares and arrivals that the workload says, the same for every candidate."""
+"""Rows that a simulation plays: lengths, shares and arrivals are what the workload says, for every candidate."""
 
 from __future__ import annotations
 

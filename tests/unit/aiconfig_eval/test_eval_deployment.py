@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +14,7 @@ from aiconfig.deployment import Setting, from_config, to_config, write_deploymen
 from aiconfig.engines import ENGINE
 from aiconfig.estimate import Load
 from policies.errors import ConfigError
-from twin.config import Config, EngineConfig, RouterConfig
-from twin.config_read import load
+from twin.config import Config, RouterConfig, WorkerGroup
 from twin.perf.layout import Layout
 
 RANKS = Candidate(
@@ -30,7 +30,7 @@ ALL = [candidate(engine, mode, replicas=3, tp=2) for engine in ENGINE for mode i
 
 
 def _config(one: Candidate, tmp_path: Path, setting: Setting = Setting()) -> Config:  # noqa: B008
-    return load(write_deployment(tmp_path, one, workload(), Load(users=3), setting))
+    return write_deployment(tmp_path, one, workload(), Load(users=3), setting).config
 
 
 @pytest.mark.parametrize("one", ALL, ids=lambda one: one.name)
@@ -57,7 +57,7 @@ def test_sizes_are_those_of_a_rank(tmp_path: Path) -> None:
 
 
 def test_the_rows_are_found_beside_the_file(tmp_path: Path) -> None:
-    path = write_deployment(tmp_path / "a", candidate(), workload(), Load(users=3))
+    path = write_deployment(tmp_path / "a", candidate(), workload(), Load(users=3)).path
     assert 'path = "workload.parquet"' in path.read_text(encoding="utf-8")
 
 
@@ -105,7 +105,7 @@ def test_a_closed_loop_and_a_rate(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_no_candidate_can_say_is_named(change, text: str) -> None:  # noqa: ANN001
+def test_what_no_candidate_can_say_is_named(change: Callable[[WorkerGroup], WorkerGroup], text: str) -> None:
     config = to_config(candidate(), workload(), Load(users=3), Path("rows.parquet"))
     with pytest.raises(ConfigError, match=text):
         from_config(replace(config, workers=(change(config.workers[0]),)))
@@ -127,4 +127,3 @@ def test_pools_that_differ_in_what_a_candidate_has_once_are_refused() -> None:
 
 def test_the_twins_own_defaults_are_a_candidate() -> None:
     assert from_config(Config()).name == "vllm-agg-4xtp4-h100_sxm-fp8-kvbf16-b256-t8192"
-    assert EngineConfig().kind == "vllm"

@@ -1,4 +1,4 @@
-"""What a search simulates is what `twin replay` replays: the same figures, bit for bit, from the file that it hands out."""
+"""What a search simulates is what `twin replay` replays from the file that it hands out: equal figures, bit for bit."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_twin_replay_of_best_toml_gives_the_figures_of_the_search(
     setting = Setting(sla="ttft=200ms,tpot=30ms")
     found = simulate(candidate(engine, mode, replicas=2), demand, load, setting)
     assert isinstance(found, Estimate), found
-    made = write_deployment(tmp_path / "made", candidate(engine, mode, replicas=2), demand, load, setting)
+    made = write_deployment(tmp_path / "made", candidate(engine, mode, replicas=2), demand, load, setting).path
     moved = tmp_path / "elsewhere"
     shutil.move(made.parent, moved)  # the rows lie beside it, so it can go anywhere
     line = [sys.executable, "-m", "twin", "replay", "--config", str(moved / made.name), "--json", "--no-html"]
