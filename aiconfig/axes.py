@@ -81,10 +81,9 @@ class Tree:
         node = self._root
         while node.place is None:
             node = self._nearest(node, ask(node.axis, self.choices[node.axis]))
-        self.mark(node.place)
-        return Taken(place=node.place, axes=self._axes[node.place])
+        return self.mark(node.place)
 
-    def mark(self, place: int) -> None:
+    def mark(self, place: int) -> Taken:
         """Take a candidate by its place."""
         node = self._root
         path = [node]
@@ -95,6 +94,7 @@ class Tree:
             raise ValueError(f"candidate {place} was taken before")
         for step in path:
             step.left -= 1
+        return Taken(place=place, axes=self._axes[place])
 
     def _nearest(self, node: _Node, wanted: Value) -> _Node:
         """The branch with candidates left whose value is nearest in order; of two, the one before."""

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -19,10 +18,12 @@ from aiconfig.candidate import Candidate
 from aiconfig.demand import Protocol, protocol
 from aiconfig.deployment import USUAL, Setting, write_deployment
 from aiconfig.estimate import NO_BANDS, SIMULATED, Estimate, Load
+from aiconfig.evaluation import ClosedFormEvaluation
 from aiconfig.reasons import Rejection
+from aiconfig.request import SearchRequest
 from aiconfig.stability import Growth, growth
 from aiconfig.workload import Workload
-from policies.errors import InvariantError, TwinError
+from policies.errors import CapabilityError, InvariantError, TwinError
 from policies.frozen import frozen
 from reports.columns import F64, Columns
 from reports.figures import FIGURES
@@ -76,6 +77,42 @@ def simulate(
     if run.report.counts.completed < run.report.demand.requests:
         return _unserved(candidate, run.report)
     return _estimate(candidate, load, played, run, prior)
+
+
+class Simulation:
+    """`evaluation.Evaluate` by simulation: None where the queue grows, CapabilityError with the text of what refused.
+
+    Bound and bands are those of the closed form at the same load. A question that was asked before is not simulated
+    again; `runs` counts those that were.
+    """
+
+    def __init__(self, setting: Setting = USUAL) -> None:
+        self._setting = setting
+        self._closed = ClosedFormEvaluation(setting.hardware)
+        self._known: dict[tuple[Candidate, Workload, Load], Estimate | Rejection] = {}
+        self.runs = 0
+
+    def __call__(self, candidate: Candidate, workload: Workload, load: Load) -> Estimate | None:
+        asked = (candidate, workload, load)
+        found = self._known.get(asked)
+        if found is None:
+            prior = self._closed(candidate, workload, load)
+            found = self._known[asked] = simulate(candidate, workload, load, self._setting, prior=prior)
+            self.runs += 1
+        if isinstance(found, Estimate):
+            return found
+        if found.reason == "unstable":
+            return None
+        raise CapabilityError(found.detail)
+
+
+def setting_of(request: SearchRequest) -> Setting:
+    """What a search sets beside candidate and demand."""
+    return Setting(
+        sla=request.sla.text if request.sla is not None else None,
+        hardware=request.hardware,
+        usd_per_hour=request.usd_per_gpu_hour,
+    )
 
 
 @frozen
@@ -172,7 +209,7 @@ def _estimate(candidate: Candidate, load: Load, played: Protocol, run: _Run, pri
         goodput_share=report.sla.attainment if report.sla is not None and _limits_requests(report) else None,
         energy_j=energy_j,
         output_tokens=sum(group.output_tokens for group in report.groups if group.role != "prefill"),
-        bands=prior.bands if prior is not None else NO_BANDS,
+        bands=dict(prior.bands if prior is not None else NO_BANDS),
         notes=tuple(_notes(run, played, load)),
     )
 
@@ -181,12 +218,8 @@ def _stats(run: _Run) -> Mapping[str, Mapping[str, float | None]]:
     """Every latency of a report by metric and statistic; tps_user counts from the slow end, as limits on it do."""
     latency = run.report.latency
     samples = {"ttft": latency.ttft_s, "tpot": latency.tpot_s, "itl": latency.itl_s, "e2e": latency.e2e_s}
-    stats = {
-        metric: MappingProxyType({name: sample.statistic(name) for name in STATISTICS})
-        for metric, sample in samples.items()
-    }
-    speeds = {"mean": run.report.tokens_per_s_per_user.mean, **_from_the_slow_end(run.speeds)}
-    return MappingProxyType({**stats, "tps_user": MappingProxyType(speeds)})
+    stats = {metric: {name: sample.statistic(name) for name in STATISTICS} for metric, sample in samples.items()}
+    return {**stats, "tps_user": {"mean": run.report.tokens_per_s_per_user.mean, **_from_the_slow_end(run.speeds)}}
 
 
 def _from_the_slow_end(speeds: F64) -> dict[str, float | None]:

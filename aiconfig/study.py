@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import xxhash
 
-from aiconfig.axes import Taken, Tree, Value
+from aiconfig.axes import Taken, Tree
 from aiconfig.candidate import Candidate
 from policies.errors import CapabilityError, ConfigError
 from policies.frozen import frozen
@@ -29,6 +29,8 @@ STARTUP_TRIALS: Final = 20
 """Trials that are drawn at random before TPE makes anything of them."""
 POPULATION: Final = 50
 """Trials of a generation of NSGA-II: its own default."""
+GENERATION: Final = "NSGAIISampler:generation"
+"""Where Optuna's sampler notes the generation of a trial."""
 WANTED: Final = "optuna is not installed: a sampled search needs it; pip install 'dynatwin[study]'"
 
 
@@ -140,10 +142,15 @@ class _Study:
         stored = [self._restored(trial) for trial in _finished(self._optuna, self._stored)]
         self.trials = [trial for _, trial, _ in stored]
         whole = len(stored) // options.width * options.width
-        for taken, _, frozen_trial in stored[:whole]:
-            self._tree.mark(taken)
-            self._memory.add_trial(frozen_trial)
-        self.settled = whole
+        self.settled = 0
+        generation = None
+        for place, trial, system in stored[:whole]:
+            if system.get(GENERATION) != generation:
+                self._choose_parents()
+                generation = system.get(GENERATION)
+            self._memory.add_trial(self._frozen(self._tree.mark(place), trial.score, system))
+            self.settled += 1
+        self._drafts: dict[int, Any] = {}
         self._cut_off = {place: trial.score for place, trial, _ in stored[whole:]}
 
     @property
@@ -161,15 +168,32 @@ class _Study:
 
     def ask(self, count: int) -> list[Taken]:
         """The next candidates; the sampler's draws depend on the seed and on how many trials it was told of."""
+        if self._options.objectives > 1:
+            self._choose_parents()
         self._memory.sampler = self._new_sampler()
-        asked = []
-        self._drafts: dict[int, Any] = {}
+        asked: list[Taken] = []
         for _ in range(min(count, self._tree.left)):
             draft = self._memory.ask()
-            taken = self._tree.take(lambda axis, choices, draft=draft: draft.suggest_categorical(axis, choices))
+            taken = self._tree.take(draft.suggest_categorical)
             self._drafts[taken.place] = draft
             asked.append(taken)
         return asked
+
+    def _made(self, draft: Any) -> dict[str, Any]:
+        """What the sampler notes of a trial that it proposes."""
+        return dict(self._memory.get_trials(deepcopy=False)[draft.number].system_attrs)
+
+    def _choose_parents(self) -> None:
+        """Have NSGA-II choose the parents of a generation that begins here, apart from the first draw of it.
+
+        It has them in one order when it chooses them and in another ever after; a study that goes on would draw
+        otherwise than one that was never stopped.
+        """
+        axis, choices = max(self._tree.choices.items(), key=lambda found: len(found[1]))  # one choice is no draw
+        self._memory.sampler = self._new_sampler()
+        draft = self._memory.ask()
+        draft.suggest_categorical(axis, choices)
+        self._memory.tell(draft, state=self._optuna.trial.TrialState.FAIL)
 
     def tell(self, asked: Sequence[Taken], scores: Mapping[int, Score]) -> None:
         """Add the trials of a batch in the order in which they were asked for.
@@ -179,11 +203,11 @@ class _Study:
         optuna = self._optuna
         for taken in asked:
             draft = self._drafts.pop(taken.place)
-            made = self._memory.get_trials(deepcopy=False)[draft.number].system_attrs
+            made = self._made(draft)
             self._memory.tell(draft, state=optuna.trial.TrialState.FAIL)
             known = self._cut_off.pop(taken.place, None)
             score = scores[taken.place] if known is None else known
-            frozen_trial = self._frozen(taken, score, dict(made))
+            frozen_trial = self._frozen(taken, score, made)
             self._memory.add_trial(frozen_trial)
             if known is None:
                 if self._stored is not None:
@@ -195,9 +219,7 @@ class _Study:
         """A finished trial as Optuna keeps it: rejected candidates are pruned ones, worse than all others."""
         optuna = self._optuna
         state = optuna.trial.TrialState.COMPLETE if score.values else optuna.trial.TrialState.PRUNED
-        kinds = {
-            axis: optuna.distributions.CategoricalDistribution(self._tree.choices[axis]) for axis in taken.axes
-        }
+        kinds = {axis: optuna.distributions.CategoricalDistribution(self._tree.choices[axis]) for axis in taken.axes}
         told = {"candidate": self._candidates[taken.place].name, "violation": score.violation, "why": score.why}
         if score.note is not None:
             told["note"] = json.dumps(score.note, sort_keys=True)
@@ -211,7 +233,9 @@ class _Study:
             constraints={"limits": score.violation},
         )
 
-    def _restored(self, frozen_trial: Any) -> tuple[int, Trial, Any]:
+    def _restored(self, frozen_trial: Any) -> tuple[int, Trial, dict[str, Any]]:
+        """(place of the candidate, the trial, what the sampler noted of it); a storage does not keep the order of
+        parameters, so the trial that the sampler is told of is made anew."""
         told = frozen_trial.user_attrs
         place = self._places[told["candidate"]]
         complete = frozen_trial.state == self._optuna.trial.TrialState.COMPLETE
@@ -221,12 +245,13 @@ class _Study:
             why=told["why"],
             note=json.loads(told["note"]) if "note" in told else None,
         )
-        return place, Trial(candidate=self._candidates[place], score=score), frozen_trial
+        system = {name: value for name, value in frozen_trial.system_attrs.items() if name.startswith("NSGAII")}
+        return place, Trial(candidate=self._candidates[place], score=score), system
 
     def _new_sampler(self) -> Any:
         """A sampler whose draws follow from the seed and the number of trials, not from how it came there."""
         samplers = self._optuna.samplers
-        seed = xxhash.xxh32_intdigest(f"{self._options.seed} {self.settled}")
+        seed = xxhash.xxh32_intdigest(f"{self._options.seed} {self.settled}".encode())
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # some of its options are marked experimental
             if self._options.objectives == 1:

@@ -5,6 +5,7 @@ The means are of the rows that a simulation would play, so that both speak of th
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Final
 
@@ -48,7 +49,7 @@ def read_workload(
         prefix_tokens=min(shared, isl - 1),
         arrivals=arrivals,
         requests=stats.rows,
-        trace=path,
+        trace=Path(os.path.abspath(path)),  # other processes may stand elsewhere
         seed=seed,
         max_isl=int(stats.isl.quantiles[-1]),
         max_tokens=_longest(path, stats.rows),

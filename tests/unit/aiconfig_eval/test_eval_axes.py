@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from itertools import product
 
 import pytest
@@ -18,7 +19,7 @@ SPACE = [
 ]
 
 
-def _ask(wanted: dict[str, Value]):  # noqa: ANN202
+def _ask(wanted: dict[str, Value]) -> Callable[[str, tuple[Value, ...]], Value]:
     return lambda axis, choices: wanted.get(axis, choices[0])
 
 
