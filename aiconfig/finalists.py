@@ -5,41 +5,90 @@ Who is left out, or refused by the twin, gets a reason.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from aiconfig.candidate import MODES, Candidate
 from aiconfig.estimate import Estimate, Load
 from aiconfig.evaluation import Evaluate
 from aiconfig.judge import judge
-from aiconfig.load_point import simulated_load
+from aiconfig.load_point import Searched, simulated_load
 from aiconfig.outcome import Scored
 from aiconfig.reasons import Rejection
 from aiconfig.request import SearchRequest
 from aiconfig.scoring import Scoring, bought_front, rank
 from aiconfig.workload import Workload
 from policies.errors import TwinError
+from policies.frozen import frozen
 
 Simulate = Evaluate
 """What a candidate does under a demand at a load, simulated; raises TwinError for what the twin refuses."""
 
 
+@frozen
+class Turn:
+    """One finalist's turn: the candidate, and the load at which its runs begin (or the only one)."""
+
+    request: SearchRequest
+    candidate: Candidate
+    load: Load
+
+
+Outcome = Searched | Rejection
+Spread = Callable[[Sequence[Turn]], Sequence[Outcome]]
+"""Takes the turns of all finalists, wherever they run; outcomes in the order of the turns."""
+
+
 def finals(
-    scoring: Scoring, ranked: list[Scored], simulate: Simulate
+    scoring: Scoring, ranked: list[Scored], spread: Spread
 ) -> tuple[list[Scored], list[Scored], list[Rejection]]:
     """(who was simulated, best first; who was not, in the order of `ranked`; why not)"""
     chosen = {one.candidate.name for one in shortlist(scoring.request, ranked)}
     fronted = {one.candidate.name for one in bought_front(scoring.request, ranked)}
-    played, others, reasons = [], [], []
-    for one in ranked:
-        if one.candidate.name not in chosen:
-            others.append(one)
-            reason = "not_simulated" if one.candidate.name in fronted else "dominated"
-            reasons.append(Rejection(name=one.candidate.name, reason=reason))
-            continue
-        found = _played(scoring, one, simulate)
-        if isinstance(found, Rejection):
-            reasons.append(found)
+    finalists = [one for one in ranked if one.candidate.name in chosen]
+    others = [one for one in ranked if one.candidate.name not in chosen]
+    reasons = [
+        Rejection(name=one.candidate.name, reason="not_simulated" if one.candidate.name in fronted else "dominated")
+        for one in others
+    ]
+    played = []
+    turns = [Turn(request=scoring.request, candidate=one.candidate, load=one.load) for one in finalists]
+    for one, outcome in zip(finalists, spread(turns), strict=True):
+        if isinstance(outcome, Rejection):
+            reasons.append(outcome)
         else:
-            played.append(found)
+            played.append(_played(scoring, one, outcome))
     return sorted(played, key=rank), others, reasons
+
+
+def one_after_another(simulate: Simulate) -> Spread:
+    """All turns here and now."""
+    return lambda turns: [take_turn(turn, simulate) for turn in turns]
+
+
+def take_turn(turn: Turn, simulate: Simulate) -> Outcome:
+    """Simulate one finalist at its load point; a reason if the twin refuses it or none of its runs ends."""
+    name = turn.candidate.name
+    try:
+        found = _runs(turn, simulate)
+    except TwinError as error:
+        return Rejection(name=name, reason="failed", detail=str(error))
+    if not found.runs:
+        why = f"no simulated run at {turn.load} or less came to its end"
+        return Rejection(name=name, reason="unstable", detail=why)
+    return found
+
+
+def _runs(turn: Turn, simulate: Simulate) -> Searched:
+    """At the load that was asked for, or in search of the largest that keeps the limits."""
+    request, sla = turn.request, turn.request.sla
+
+    def at(load: Load) -> Estimate | None:
+        return simulate(turn.candidate, request.workload, load)
+
+    if request.load is None and sla is not None:
+        return simulated_load(at, turn.load, lambda estimate: judge(estimate, sla).kept)
+    estimate = at(turn.load)
+    return Searched(best=estimate, runs=() if estimate is None else (estimate,))
 
 
 def shortlist(request: SearchRequest, ranked: list[Scored]) -> list[Scored]:
@@ -56,31 +105,10 @@ def shortlist(request: SearchRequest, ranked: list[Scored]) -> list[Scored]:
     return list({one.candidate.name: one for one in chosen}.values())
 
 
-def _played(scoring: Scoring, one: Scored, simulate: Simulate) -> Scored | Rejection:
-    """The candidate simulated at its load point; a reason if the twin refuses it or none of its runs ends."""
-    name = one.candidate.name
-    try:
-        runs = _runs(scoring, one, simulate)
-    except TwinError as error:
-        return Rejection(name=name, reason="failed", detail=str(error))
-    if not runs:
-        return Rejection(name=name, reason="unstable", detail=f"no simulated run at {one.load} or less came to its end")
+def _played(scoring: Scoring, one: Scored, found: Searched) -> Scored:
+    """The candidate by its best run: the nearest to its limits, at the largest load."""
+    runs = [scoring.scored(one.candidate, one.fit, run, len(found.runs), one.closed) for run in found.runs]
     return min(runs, key=lambda run: (run.distance, -_size(run.load)))
-
-
-def _runs(scoring: Scoring, one: Scored, simulate: Simulate) -> list[Scored]:
-    """At the load that was asked for, or in search of the largest that keeps the limits."""
-    request, sla = scoring.request, scoring.request.sla
-
-    def at(load: Load) -> Estimate | None:
-        return simulate(one.candidate, request.workload, load)
-
-    if request.load is not None or sla is None:
-        estimate = at(one.load)
-        runs: tuple[Estimate, ...] = () if estimate is None else (estimate,)
-    else:
-        runs = simulated_load(at, one.load, lambda estimate: judge(estimate, sla).kept).runs
-    return [scoring.scored(one.candidate, one.fit, run, len(runs), one.closed) for run in runs]
 
 
 def _size(load: Load) -> float:

@@ -104,7 +104,7 @@ def pool_fit(
         return _shortage(name, error)
     dp = pool.layout.dp
     rank_tokens = room.tokens // dp
-    longest = workload.isl if pool.role == "prefill" else workload.longest
+    longest = workload.longest_prompt if pool.role == "prefill" else workload.longest
     if longest > rank_tokens:
         return Rejection(name=name, reason="context_too_long", needs=longest, has=rank_tokens, unit="tokens")
     rank_users = _users(rank_tokens, pool.role, workload, facts.block_size)

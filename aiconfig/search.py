@@ -13,7 +13,7 @@ from aiconfig.candidate import MODES
 from aiconfig.changes import Case, single_changes
 from aiconfig.estimate import CLOSED_FORM
 from aiconfig.evaluation import ClosedFormEvaluation
-from aiconfig.finalists import Simulate, finals, refusals_are_none
+from aiconfig.finalists import Simulate, Spread, finals, one_after_another, refusals_are_none
 from aiconfig.outcome import Miss, Scored, SearchResult
 from aiconfig.reasons import Rejection
 from aiconfig.request import SearchRequest
@@ -28,9 +28,12 @@ NOT_MODELLED: Final = (
 
 
 def search(
-    request: SearchRequest, simulate: Simulate | None = None, proposed: Iterable[Legal | Rejection] | None = None
+    request: SearchRequest,
+    simulate: Simulate | None = None,
+    proposed: Iterable[Legal | Rejection] | None = None,
+    spread: Spread | None = None,
 ) -> SearchResult:
-    """Search the whole space, or what is `proposed` of it."""
+    """Search the whole space, or what is `proposed` of it. `spread` runs the finalists' turns elsewhere than here."""
     scoring = Scoring(request)
     rejections: list[Rejection] = []
     scored: list[Scored] = []
@@ -45,7 +48,7 @@ def search(
     judged = sorted(scored, key=rank)
     others: list[Scored] = []
     if simulate is not None:
-        judged, others, left_out = finals(scoring, judged, simulate)
+        judged, others, left_out = finals(scoring, judged, spread or one_after_another(simulate))
         rejections += left_out
     return _result(scoring, judged, others, tuple(rejections), legal, simulate)
 

@@ -161,7 +161,7 @@ class Space:
             usual = usual[-1:]
         if ENGINE[engine].chunks:
             return usual
-        longest = self.request.workload.isl + MAX_NUM_SEQS[0]  # a prompt beside a full batch of decodes
+        longest = self.request.workload.longest_prompt + MAX_NUM_SEQS[0]  # a prompt beside a full batch of decodes
         return tuple(max(tokens, -(-longest // 1024) * 1024) for tokens in usual)
 
     def _candidate(self, engine: str, nextn: int, *pools: Pool) -> Candidate:

@@ -18,7 +18,9 @@ class Workload:
     """Requests of `isl` prompt and `osl` output tokens, uniform between `min_ratio` times that and that.
 
     `prefix_tokens` of every prompt are the same in all (0: nothing is shared). With `trace` lengths, arrivals and
-    prefixes are those of its rows, and isl and osl are its means. `requests` is how many a simulation plays.
+    prefixes are those of its rows, isl, osl and prefix_tokens are its means, and `max_isl` and `max_tokens` the longest
+    prompt and the longest request in it (`aiconfig.trace_workload` reads them). `requests` is how many a simulation
+    plays.
     """
 
     isl: int
@@ -26,9 +28,11 @@ class Workload:
     min_ratio: float = 1.0
     prefix_tokens: int = 0
     arrivals: str = "closed"
-    requests: int | None = None  # None: ten for each user, at least 200
+    requests: int | None = None  # None: see aiconfig.demand
     trace: Path | None = None
     seed: int = 0
+    max_isl: int | None = None
+    max_tokens: int | None = None
 
     def __post_init__(self) -> None:
         for name, value in (("isl", self.isl), ("osl", self.osl)):
@@ -56,6 +60,11 @@ class Workload:
         return self.osl * (1.0 + self.min_ratio) / 2.0
 
     @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt."""
+        return self.isl if self.max_isl is None else self.max_isl
+
+    @property
     def longest(self) -> int:
         """Tokens of the longest request, prompt and answer."""
-        return self.isl + self.osl
+        return self.isl + self.osl if self.max_tokens is None else self.max_tokens

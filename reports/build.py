@@ -18,6 +18,7 @@ from reports.ends import end_figures
 from reports.files import whole_file
 from reports.gaps import GAP_COLUMNS
 from reports.groups import gpu_seconds, group_figures, span_of
+from reports.measured import measured_part
 from reports.metrics import distribution
 from reports.record import REPORT_JSON, STATUSES, RunRecord
 from reports.report import (
@@ -66,23 +67,27 @@ def build_report(folder: Path, meta: RunMeta, sla: Sla | None = None) -> Report:
 
 def _report(record: RunRecord, meta: RunMeta, sla: Sla | None) -> Report:
     requests = record.requests
-    outcomes, status = outcomes_of(requests), _status(requests)
+    whole, status = outcomes_of(requests), _status(requests)
     ends = end_figures(requests, status)
     steps = StepTotals(record)
     makespan = metrics.makespan_s(requests.floats("arrival_s"), requests.floats("last_token_s"), steps.last_s)
-    itl = metrics.itl_s(lambda: record.steps.batches(GAP_COLUMNS))
-    workers = worker_figures(requests, steps, outcomes.completed, meta, makespan)
+    workers = worker_figures(requests, steps, whole.completed, meta, makespan)
     span = span_of(requests, steps.last_s)
     gpu_s = gpu_seconds(meta.workers, span)
-    good = None if sla is None else good_requests(sla, outcomes)
-    completed, output = outcomes.completed, requests.ints("output_tokens", null=0)
+    good = None if sla is None else good_requests(sla, whole)
+    measured = measured_part(record, meta, steps.last_s)
+    outcomes = whole if measured.requests.rows == requests.rows else outcomes_of(measured.requests)
+    columns = GAP_COLUMNS if measured.since_s is None else (*GAP_COLUMNS, "start_s")
+    itl = metrics.itl_s(lambda: record.steps.batches(columns), since_s=measured.since_s)
+    completed, output = outcomes.completed, measured.requests.ints("output_tokens", null=0)
+    elapsed, held = measured.elapsed_s, measured.gpu_s
     return Report(
         meta=meta,
         demand=_demand(requests),
         counts=_counts(status, ends),
         makespan_s=makespan,
-        throughput=_throughput(int(completed.sum()), int(output[completed].sum()), makespan, gpu_s),
-        latency=_latencies(requests, outcomes, itl),
+        throughput=_throughput(int(completed.sum()), int(output[completed].sum()), elapsed, held),
+        latency=_latencies(measured.requests, outcomes, itl),
         tokens_per_s_per_user=distribution(metrics.tokens_per_s_per_user(outcomes.tpot_s[completed])),
         hit_rate=_hit_rate(requests, meta),
         hit_bound=hit_bound(requests, meta),
@@ -98,7 +103,7 @@ def _report(record: RunRecord, meta: RunMeta, sla: Sla | None) -> Report:
         workers=workers,
         groups=group_figures(record, meta, workers, span, good),
         gpu_s=gpu_s,
-        sla=None if sla is None else judge(sla, outcomes, itl, makespan, gpu_s),
+        sla=None if sla is None else judge(sla, outcomes, itl, elapsed, held),
     )
 
 

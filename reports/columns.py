@@ -93,9 +93,13 @@ class Columns:
 
     __slots__ = ("_read", "rows")
 
-    def __init__(self, rows: int, read: _Reader) -> None:
+    def __init__(self, rows: int, read: _Reader | _Rest) -> None:
         self.rows = rows
         self._read = read
+
+    def behind(self, rows: int) -> Columns:
+        """The same columns without their first `rows` rows."""
+        return Columns(max(self.rows - rows, 0), _Rest(self._read, rows)) if rows else self
 
     def floats(self, name: str) -> F64:
         """A number column as float64, NaN for null. Integers up to 2**53 are exact."""
@@ -136,6 +140,23 @@ class _Reader:
             return [self._source.column(name)]
         chunks: list[pa.Array] = self._source.read(columns=[name], use_threads=False).column(0).chunks
         return chunks
+
+
+class _Rest:
+    """What another reader reads, without its first rows."""
+
+    __slots__ = ("_read", "_rows")
+
+    def __init__(self, read: _Reader | _Rest, rows: int) -> None:
+        self._read = read
+        self._rows = rows
+
+    def __call__(self, name: str) -> Iterable[pa.Array]:
+        left = self._rows
+        for chunk in self._read(name):
+            if left < len(chunk):
+                yield chunk.slice(left)
+            left = max(left - len(chunk), 0)
 
 
 class ColumnFile:

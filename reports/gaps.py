@@ -61,10 +61,12 @@ class GapSummary:
     quantiles: tuple[float, ...]
 
 
-def gap_rows(batch: Columns) -> GapRows:
-    """The rows of a batch of steps.parquet that make gaps."""
+def gap_rows(batch: Columns, since_s: float | None = None) -> GapRows:
+    """The rows of a batch of steps.parquet that make gaps; with `since_s` those that began then or later."""
     weights = batch.ints("gap_tokens", null=0)
     has = weights > 0
+    if since_s is not None:
+        has &= batch.floats("start_s") >= since_s
     polynomial = (batch.floats(name)[has] for name in ("gap0_s", "gap1_s", "gap2_s"))
     return GapRows(batch.ints("steps")[has], weights[has], *polynomial)
 

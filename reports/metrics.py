@@ -124,13 +124,14 @@ def quantiles(values: F64, shares: Sequence[float]) -> list[float]:
     return [high if math.isinf(high) else lerp(low, high, share) for low, high, share in ends]
 
 
-def itl_s(batches: Callable[[], Iterable[Columns]]) -> Distribution:
+def itl_s(batches: Callable[[], Iterable[Columns]], since_s: float | None = None) -> Distribution:
     """Inter-token latency = every gap between two tokens of one answer, of all answers pooled.
 
     `batches` starts the batches of steps.parquet (columns reports.gaps.GAP_COLUMNS) anew on each call. The gaps are
-    those of steps, leaps and "gap" rows alike, whatever became of the request; percentiles are exact.
+    those of steps, leaps and "gap" rows alike, whatever became of the request; percentiles are exact. With `since_s`
+    rows that began before are left out (and the batches have start_s).
     """
-    summary = summarise(lambda: (piece for batch in batches() for piece in expand(gap_rows(batch))), QUANTILES)
+    summary = summarise(lambda: (piece for batch in batches() for piece in expand(gap_rows(batch, since_s))), QUANTILES)
     if summary is None:
         return Distribution(count=0)
     p50, p90, p95, p99 = summary.quantiles

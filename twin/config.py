@@ -85,6 +85,13 @@ class TraceConfig:
     concurrency: int | None = _key(
         None, "closed loop: requests (or sessions) in flight", low=1, high=LARGEST, absent="open loop"
     )
+    warmup: int | None = _key(
+        None,
+        "first rows that are played and left out of latencies, rates and verdicts",
+        low=1,
+        high=2**62,
+        absent="all rows are measured",
+    )
     speedup: float = _key(1.0, "divide every arrival time by this", above=0)
     arrivals: str = _key("recorded", "where arrival times come from", choices=("recorded", "poisson", "closed"))
     on_bad_row: str = _key("error", "stop at a bad row, or leave it out and count it", choices=("error", "skip"))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from twin.config import (
@@ -52,14 +53,22 @@ class Line(NamedTuple):
         return ".".join((room, *inner[1:]) if room == "workers" else (room, *inner)) in PATHS
 
 
-def to_toml(config: Config) -> str:
-    """The whole configuration. `load` makes an equal one of it, wherever it is put: paths are absolute."""
+def to_toml(config: Config, beside: Path | None = None) -> str:
+    """The whole configuration. `load` makes an equal one of it, wherever it is put: paths are absolute, but those of
+    files in the folder `beside`, which are named as they lie there: the text goes with them."""
     rows = []
     for line in _lines(config):
         if line.value is not None:
-            value = os.path.abspath(line.value) if line.is_path else line.value
+            value = _place(line.value, beside) if line.is_path else line.value
             rows.append((line.header, f"{line.name} = {toml_value(value)}"))
     return _text(rows)
+
+
+def _place(path: str | Path, beside: Path | None) -> str:
+    whole = os.path.abspath(path)
+    if beside is not None and Path(whole).parent == Path(os.path.abspath(beside)):
+        return os.path.basename(whole)
+    return whole
 
 
 def show(config: Config) -> str:

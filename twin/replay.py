@@ -157,6 +157,7 @@ def _replay(
 
         tier_links = tiering.tier_links(groups)
         groups = tiering.tiered(groups)
+    _check_warmup(config.trace, trace)
     policy = build_policy(config, groups[0].settings.block_size, explain=explain)
     drill = _drill(config)
     if drill is not None:
@@ -257,6 +258,16 @@ def _asked_requests(cut: TraceConfig, trace: Trace) -> int | None:
         return None
     rows -= sum(trace.skipped.values())
     return min(rows, cut.limit or rows)
+
+
+def _check_warmup(cut: TraceConfig, trace: Trace) -> None:
+    """Something must be left to measure, as far as that is known before the trace is read."""
+    rows = _asked_requests(cut, trace)
+    if cut.warmup is not None and rows is not None and cut.warmup >= rows:
+        raise ConfigError(
+            f"trace.warmup = {cut.warmup}: the run has {rows} requests, so none would be measured; make it less, or "
+            "leave it out"
+        )
 
 
 def _keep_inputs(folder: Path, config: Config, config_file: Path | None) -> None:
@@ -514,6 +525,11 @@ def _report(
 ) -> Report:
     ideal, hindsight = onlookers.ideal, onlookers.hindsight
     no_effect, warnings = [*idle_faults], [*alarms]
+    if config.trace.warmup is not None:
+        warnings.append(
+            f"latencies, rates and the verdict leave out the first {config.trace.warmup:,} requests (trace.warmup); "
+            "rates count from the first arrival behind them; counts, workers, groups and charts are of the whole run"
+        )
     if config.trace.hash_block_tokens is not None and not world.keyed:
         no_effect.append("trace.hash_block_tokens has no effect: the trace has no hash ids")
     if world.prioritised and not config.router.queue.is_on:
