@@ -23,9 +23,14 @@ from test_kvbm_legs import same, tiered_programs
 from test_kvbm_world import LATENCY, LINKS, nothing_is_left, returning, tiers, tight, widened
 from test_legs_programs import Below, Program, carry_out
 
+from policies.cluster.ids import Tier
+from policies.kvbm.lane import BatchRules
+from policies.kvbm.look_up import Rule
+from policies.kvbm.tiers import TierSpec
 from twin.engine.settings import EngineSettings, Speculation
 from twin.mocker.demand import Row, _of_adapter
-from twin.mocker.tierplan import TierPlan
+from twin.mocker.handoff import HandoffRules
+from twin.mocker.tierplan import LevelPlan, TierPlan
 
 TIERS = st.one_of(tiers(), tiers().map(widened))
 DEMANDS = st.tuples(returning(), tight())
@@ -200,3 +205,64 @@ def test_hand_offs(
     assert {row: request.made for row, (request, _) in tiered.items()} == {
         row: request.made for row, (request, _) in plain.items()
     }
+
+
+def test_who_hears_first_of_prompts_that_come_does_not_depend_on_leaps() -> None:
+    """A prompt comes to w1 at the instant at which one of its decode steps ends, and one of w0 with the same blocks
+    is over: both would store them in what they share, and w0 plans its next step first. Found in random programs."""
+    prompts = [
+        (18, 1, [200, 201, 202]),
+        (8, 1, [300, 301]),
+        (16, 1, [0, 1, 2]),
+        (24, 3, [300, 301, 302, 1007]),
+        (8, 3, [200, 201]),
+        (33, 1, [300, 301, 302, 303, 304, 1010]),
+    ]
+    rows = tuple(
+        Row(n, str(n), 0.0, isl, osl, keys, None, None, None, 0, None) for n, (isl, osl, keys) in enumerate(prompts)
+    )
+    make = sglang(schedule_policy="lpm", schedule_conservativeness=0.3)
+    prefill, decode = (
+        replace(make({"block_size": 2, "blocks": blocks, "max_num_seqs": 8}), tiers=True) for blocks in (21, 33)
+    )
+    store = TierSpec(
+        tier=Tier.G4_REMOTE,
+        capacity_bytes=400_000,
+        block_bytes=1000,
+        latency_s=0.0005,
+        bytes_per_s=1e6,
+        is_shared=True,
+    )
+    plans = [
+        TierPlan(
+            levels=(
+                LevelPlan(
+                    spec=store,
+                    offload="presence",
+                    trigger="on_complete",
+                    eviction="fifo",
+                    when_full="evict",
+                    down=(("remote",),),
+                    hops=((("remote", f"cpu:w{worker}/rx"),),),
+                    shared_key="remote",
+                ),
+            ),
+            rule=Rule(),
+            batches=BatchRules(max_blocks=2, min_blocks=2, flush_s=0.0),
+            min_lfu_count=1,
+            decay_s=0.1,
+        )
+        for worker in range(3)
+    ]
+    program = Program(
+        rows=rows,
+        prefill=prefill,
+        decode=decode,
+        workers=(1, 2),
+        rules=HandoffRules(first_token="decode", lease_s=None, missing_only=False, one_at_a_time=False, block_size=2),
+        router="least-loaded",
+        order="prefill_first",
+        move_s=0.0,
+        shared=False,
+    )
+    same((program, Below(plans, LINKS, None)))
