@@ -15,13 +15,13 @@ from pathlib import Path
 
 from aiconfig.candidate import Candidate, Pool
 from aiconfig.emit.flags import Flags, Plain, find_flags
+from aiconfig.engines import ENGINE
 from aiconfig.estimate import Estimate, Load
 from aiconfig.workload import Workload
 from policies.errors import CapabilityError, ConfigError
 from policies.frozen import frozen
-from twin.config import KIND_DEFAULTS, Config, EngineConfig
+from twin.config import Config, EngineConfig
 from twin.perf.hardware import find_gpu
-from twin.perf.memory import MEMORY_SHARE
 from twin.perf.models import Model, find_model
 
 SEARCH = "search"
@@ -54,8 +54,8 @@ class Plan:
 
     `config` is the twin configuration of the same deployment (its engine settings go into the files). `load` is what
     it is meant to carry, `sla` the limits that this load keeps. `checkpoint` is what engines load (None: the public
-    one), `image` what containers run, `host_gpus` the GPUs of one host (None: as the GPU is usually sold). Without
-    `engine_version` flags are those of the newest release in the table.
+    one), `image` what containers run, `host_gpus` the GPUs of one host (None: as the GPU is usually sold), `hardware`
+    a file of GPUs of the user's own. Without `engine_version` flags are those of the newest release in the table.
     """
 
     candidate: Candidate
@@ -70,6 +70,7 @@ class Plan:
     image: str | None = None
     name: str | None = None
     host_gpus: int | None = None
+    hardware: Path | None = None
 
     def __post_init__(self) -> None:
         if self.host_gpus is not None and self.host_gpus < 1:
@@ -139,13 +140,17 @@ class Plan:
         )
 
     def engine_of(self, pool: Pool) -> EngineConfig:
-        """Engine settings of the pool: those of the twin's configuration, else the defaults."""
+        """Engine settings of the pool: those of the twin's configuration, else what a search takes the engine to be."""
         for group in self.config.workers if self.config else ():
             if group.role == pool.role:
                 return group.engine
-        usual = EngineConfig(kind=self.engine, gpu_memory_utilization=MEMORY_SHARE[self.engine])
-        block_size = KIND_DEFAULTS.get(self.engine, {}).get("block_size", usual.block_size)
-        return replace(usual, block_size=block_size)
+        taken = ENGINE[self.engine]
+        return EngineConfig(
+            kind=self.engine,
+            gpu_memory_utilization=taken.memory_share,
+            block_size=taken.block_size,
+            chunked_prefill=taken.chunks,
+        )
 
     def setting(self, pool: Pool, key: str, name: str | None = None) -> Item:
         """One engine setting of the pool, `name` in the table of flags."""
@@ -168,7 +173,7 @@ class Plan:
         """GPUs of one host."""
         if self.host_gpus is not None:
             return self.host_gpus
-        domain = find_gpu(pool.gpu).domain_gpus
+        domain = find_gpu(pool.gpu, self.hardware).domain_gpus
         return TRAY_GPUS.get(domain, domain)
 
     def notices(self) -> tuple[str, ...]:

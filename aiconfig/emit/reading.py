@@ -32,6 +32,7 @@ class Stated:
     replicas: int | None = None
     role: str | None = None
     version: str | None = None
+    hardware: Path | None = None  # a file of GPUs of the user's own
 
 
 @frozen
@@ -112,7 +113,7 @@ def _worker(command: Command, stated: Stated) -> _Worker:
     gpu = stated.gpu or facts.get("gpu")
     if gpu is None:
         raise ConfigError(f"{command.where}: a command does not say its GPUs; give --gpu")
-    find_gpu(gpu)
+    find_gpu(gpu, stated.hardware)
     role = facts.get("role") or shape.role or "mixed"
     if role not in ("mixed", "prefill", "decode"):
         raise ConfigError(f"{command.where}: role {role!r}; it is mixed, prefill or decode")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import tempfile
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ from aiconfig.emit.files import emit, write
 from aiconfig.emit.plan import Plan
 from aiconfig.emit.reading import Imported, Stated, import_files, import_line
 from aiconfig.emit.worker import worker_words
-from policies.errors import ConfigError
+from aiconfig.request import SearchRequest
+from aiconfig.space import Space
+from policies.errors import CapabilityError, ConfigError
 from twin.perf.layout import Layout
 
 
@@ -71,6 +74,22 @@ def test_a_bare_command_line_comes_back_with_what_is_said_beside_it(engine: str,
     read = import_line(line, Stated(gpu=pool.gpu, replicas=pool.replicas, weights=pool.weights))
     assert read.candidate == candidate
     assert read.unknown == ()
+
+
+@pytest.mark.parametrize("engine", ENGINE_NAMES)
+@pytest.mark.parametrize(("model", "gpus"), [("llama-3.1-8b", 8), ("deepseek-v3", 16)])
+def test_what_a_search_finds_legal_can_be_launched_and_read_back(engine: str, model: str, gpus: int) -> None:
+    request = SearchRequest(model=model, gpu="h200_sxm", gpus=gpus, engines=(engine,), nextn=(0, 1))
+    found = [one.candidate for one in islice(Space(request).legal(), 0, 4000, 97)]
+    assert found
+    for candidate in found:
+        made = plan(candidate, workload=request.workload)
+        split = any(pool.layout.tp > 1 and pool.layout.dp > 1 for pool in candidate.pools)
+        if engine == "trtllm" and split:  # the search still allows what TensorRT-LLM has no option for
+            with pytest.raises(CapabilityError, match="over all"):
+                emit(made, engine)
+        else:
+            assert back(made, engine).candidate == candidate
 
 
 def test_one_role_of_two_is_not_a_deployment() -> None:
