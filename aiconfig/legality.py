@@ -117,6 +117,8 @@ def _grid(worker: Worker) -> Rejection | None:
         detail = "vllm splits experts over all ranks, or not at all"
     elif worker.engine == "sglang" and layout.pp > 1 and layout.dp > 1:
         detail = "sglang has no pipeline stages beside attention data parallelism"
+    elif worker.engine == "trtllm" and layout.tp > 1 and layout.dp > 1:
+        detail = "trtllm makes every rank one of attention data parallelism, or none"
     if detail is None:
         return None
     return Rejection(

@@ -63,6 +63,8 @@ def reason(model: str, **worker: object) -> str | None:
         ("moe_grid", ("deepseek-v3", {"dp": 8, "ep": 8, "weights": "fp8"}), ("llama-3.1-8b", {"dp": 2})),
         ("moe_grid", ("deepseek-v3", {"dp": 8, "pp": 2, "weights": "fp8"}),
          ("deepseek-v3", {"dp": 8, "pp": 2, "weights": "fp8", "engine": "sglang"})),
+        ("moe_grid", ("deepseek-v3", {"dp": 8, "ep": 8, "weights": "fp8", "engine": "trtllm"}),
+         ("deepseek-v3", {"tp": 2, "dp": 4, "ep": 8, "weights": "fp8", "engine": "trtllm"})),
         ("ffn_quant_block", ("qwen3-30b-a3b", {"tp": 2, "weights": "fp8"}),
          ("qwen3-30b-a3b", {"tp": 4, "weights": "fp8"})),
         ("ffn_quant_block", ("qwen3-30b-a3b", {"tp": 4, "ep": 4, "weights": "fp8"}),
