@@ -31,6 +31,7 @@ class Coefficients:
     alpha_s: float  # one hop of one collective
     e_link: float
     t_launch_s: float  # per layer
+    t_moe_s: float = 0.0  # per layer with experts, beside t_launch_s
     h0_s: float = 0.0  # host, per step
     h_seq_s: float = 0.0  # host, per sequence in the step
     h_prefill_s: float = 0.0  # host, if the step computes prompt tokens
@@ -39,6 +40,7 @@ class Coefficients:
     m_prefill: float = 1.0  # steps with prompt tokens
     expert_imbalance: float = 1.0  # 0: perfectly balanced experts
     client_s: float = 0.0  # path outside the engine; never part of a step
+    client_s_per_token: float = 0.0  # the same, per prompt token (tokeniser, body of the request)
 
 
 TUNABLE = tuple(field.name for field in fields(Coefficients))
