@@ -35,7 +35,8 @@ class Coefficients:
     h0_s: float = 0.0  # host, per step
     h_seq_s: float = 0.0  # host, per sequence in the step
     h_prefill_s: float = 0.0  # host, if the step computes prompt tokens
-    t_half_tokens: float = 0.0  # tokens at which matrix products reach half their rate
+    t_half_tokens: float = 0.0  # tokens at which dense products reach half their rate
+    t_half_expert_tokens: float = 0.0  # tokens of one expert at which its products do
     m_decode: float = 1.0  # factor on device time, per model: pure decode steps
     m_prefill: float = 1.0  # steps with prompt tokens
     expert_imbalance: float = 1.0  # 0: perfectly balanced experts

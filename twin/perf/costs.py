@@ -145,7 +145,7 @@ def _experts(placed: Placement, stage: Stage, c: Coefficients) -> ExpertCosts | 
         missed=1.0 - per_token / count,
         token_s=flops / (_math_flops(placed, "experts") * c.e_moe),
         spread_tokens=spread,
-        half_tokens=c.t_half_tokens * count / per_token,
+        half_tokens=c.t_half_expert_tokens * count / per_token,
     )
 
 

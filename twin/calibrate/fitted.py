@@ -1,0 +1,100 @@
+"""The result of a fit: coefficients per engine and GPU family, factors per model, and what stands in where both lack.
+
+Nearest first: the same engine and GPU family; what the blocks of that family have in common; what all have.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from twin.calibrate.measured import Measurement
+from twin.calibrate.parameters import NAMES
+from twin.calibrate.pricing import Means, Pricing, cost_row
+from twin.calibrate.shapes import F64, Shapes
+from twin.perf.coefficients import Coefficients
+from twin.perf.costs import step_costs
+from twin.perf.memory import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """Of one model, the same in all blocks."""
+
+    m_decode: float = 1.0
+    m_prefill: float = 1.0
+    m_client: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """`blocks` by (engine, GPU family), `common` to all: values by name; `clients` by (engine, family, client)."""
+
+    blocks: Mapping[tuple[str, str], Mapping[str, float]]
+    common: Mapping[str, float]
+    factors: Mapping[str, Factors]
+    clients: Mapping[tuple[str, str, str], float]
+
+    def family(self, family: str) -> Mapping[str, float] | None:
+        """The geometric mean of the family's blocks."""
+        kin = [values for (_, other), values in self.blocks.items() if other == family]
+        if not kin:
+            return None
+        return {name: math.exp(sum(math.log(values[name]) for values in kin) / len(kin)) for name in NAMES}
+
+    def values(self, engine: str, family: str) -> Mapping[str, float]:
+        """The nearest there is."""
+        return self.blocks.get((engine, family)) or self.family(family) or self.common
+
+    def coefficients(self, engine: str, placed: Placement) -> Coefficients:
+        """For one model on one engine, as a client of the reference kind sees it."""
+        values = dict(self.values(engine, placed.gpu.family))
+        factors = self.factors.get(placed.model.name, Factors())
+        values["client_s"] *= factors.m_client
+        return Coefficients(**values, m_decode=factors.m_decode, m_prefill=factors.m_prefill)
+
+    def client_factor(self, row: Measurement) -> float:
+        """On `client_s`, for the way in which a row was measured."""
+        return self.clients.get((row.engine, row.family, row.client), 1.0)
+
+
+class Design:
+    """Rows with their shapes, ready to be priced under any fit."""
+
+    def __init__(self, rows: Sequence[Measurement], shapes: Sequence[Shapes]) -> None:
+        self.rows, self.shapes = tuple(rows), tuple(shapes)
+        keys = [(row.engine, row.placed) for row in self.rows]
+        self.cells: tuple[tuple[str, Placement], ...] = tuple(dict.fromkeys(keys))
+        places = {cell: at for at, cell in enumerate(self.cells)}
+        self.cell = np.array([places[key] for key in keys], dtype=np.intp)
+        self.pricing = Pricing(self.shapes, self.cell.tolist())
+        self.prompt_tokens = np.array([one.prompt_tokens for one in self.shapes])
+        self.measured = Means(*(_times(self.rows, metric) for metric in ("ttft_s", "tpot_s")))
+
+    def part(self, kept: Sequence[bool] | np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Design:
+        """Some of the rows."""
+        at = np.flatnonzero(np.asarray(kept))
+        return Design([self.rows[i] for i in at], [self.shapes[i] for i in at])
+
+    def table(self, coefficients: Sequence[Coefficients]) -> F64:
+        """The costs of every cell, under coefficients of its own."""
+        pairs = zip(self.cells, coefficients, strict=True)
+        return np.array([cost_row(step_costs(placed, c)) for (_, placed), c in pairs])
+
+    def predict(self, fit: Fit) -> Means:
+        """The mean TTFT, with the path outside the engine, and the mean TPOT of every row."""
+        coefficients = [fit.coefficients(engine, placed) for engine, placed in self.cells]
+        inside = self.pricing.means(self.table(coefficients))
+        constant = np.array([coefficients[at].client_s for at in self.cell])
+        constant *= np.array([fit.client_factor(row) for row in self.rows])
+        per_token = np.array([coefficients[at].client_s_per_token for at in self.cell])
+        return Means(inside.ttft + constant + per_token * self.prompt_tokens, inside.tpot)
+
+
+def _times(rows: Sequence[Measurement], metric: str) -> F64:
+    """Seconds; NaN where there is none."""
+    values = [getattr(row, metric) for row in rows]
+    return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
