@@ -1,4 +1,4 @@
-"""How far predictions are from measurements: relative errors of a set of rows, in the figures that are usual for them."""
+"""How far predictions are from measurements: relative errors of a set of rows, in the usual figures."""
 
 from __future__ import annotations
 

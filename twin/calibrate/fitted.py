@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -15,9 +16,16 @@ from twin.calibrate.measured import Measurement
 from twin.calibrate.parameters import NAMES
 from twin.calibrate.pricing import Means, Pricing, cost_row
 from twin.calibrate.shapes import F64, Shapes
-from twin.perf.coefficients import Coefficients
+from twin.perf.coefficients import Coefficients, block_of
 from twin.perf.costs import step_costs
 from twin.perf.memory import Placement
+
+
+class Source(Protocol):
+    """What predictions are made from."""
+
+    def coefficients(self, engine: str, placed: Placement) -> Coefficients: ...
+    def client_factor(self, row: Measurement) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +69,19 @@ class Fit:
         return self.clients.get((row.engine, row.family, row.client), 1.0)
 
 
+class FromFile:
+    """The same from a calibration file, or from the shipped one where `name` is empty."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def coefficients(self, engine: str, placed: Placement) -> Coefficients:
+        return block_of(self._name, engine, placed).values
+
+    def client_factor(self, row: Measurement) -> float:
+        return block_of(self._name, row.engine, row.placed).clients.get(row.client, 1.0)
+
+
 class Design:
     """Rows with their shapes, ready to be priced under any fit."""
 
@@ -84,12 +105,12 @@ class Design:
         pairs = zip(self.cells, coefficients, strict=True)
         return np.array([cost_row(step_costs(placed, c)) for (_, placed), c in pairs])
 
-    def predict(self, fit: Fit) -> Means:
+    def predict(self, source: Source) -> Means:
         """The mean TTFT, with the path outside the engine, and the mean TPOT of every row."""
-        coefficients = [fit.coefficients(engine, placed) for engine, placed in self.cells]
+        coefficients = [source.coefficients(engine, placed) for engine, placed in self.cells]
         inside = self.pricing.means(self.table(coefficients))
         constant = np.array([coefficients[at].client_s for at in self.cell])
-        constant *= np.array([fit.client_factor(row) for row in self.rows])
+        constant *= np.array([source.client_factor(row) for row in self.rows])
         per_token = np.array([coefficients[at].client_s_per_token for at in self.cell])
         return Means(inside.ttft + constant + per_token * self.prompt_tokens, inside.tpot)
 

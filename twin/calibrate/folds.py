@@ -71,7 +71,8 @@ def unseen(design: Design, key: Key) -> Means:
 
 def known_elsewhere(rows: Sequence[Measurement]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Rows whose model is measured on another GPU too, and whose GPU with another model."""
-    models, gpus = {}, {}
+    models: dict[str, set[str]] = {}
+    gpus: dict[str, set[str]] = {}
     for row in rows:
         models.setdefault(row.model, set()).add(row.placed.gpu.name)
         gpus.setdefault(row.placed.gpu.name, set()).add(row.model)

@@ -7,15 +7,21 @@ silently: the label says which block and what was overridden.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import field, fields, replace
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from policies.frozen import frozen
+from twin.perf.calibration import CALIBRATION, Band, Reach, bands_of, clients_of, nearest, reach_of
 from twin.perf.names import pick
 from twin.perf.tables import Entry, from_file, shipped
 
+if TYPE_CHECKING:
+    from twin.perf.memory import Placement
+
 GENERIC = "generic"
+SHIPPED = "coefficients.toml"
 
 
 @frozen
@@ -44,9 +50,9 @@ class Coefficients:
     client_s_per_token: float = 0.0  # the same, per prompt token (tokeniser, body of the request)
 
 
-TUNABLE = tuple(field.name for field in fields(Coefficients))
+TUNABLE = tuple(one.name for one in fields(Coefficients))
 _SHARES = ("e_bw", "e_gemm", "e_moe_bw", "e_moe", "e_kv", "e_attn", "e_link", "m_decode", "m_prefill")
-_KEYS = (*TUNABLE, "engine", "family", "engine_version", "error_band")
+_KEYS = (*TUNABLE, "engine", "family", "engine_version", "error_band", "band", "models", "range", "clients")
 PRIORS = "priors, not calibrated here"
 
 
@@ -61,6 +67,11 @@ class Block:
     origin: str  # whose figures they are
     error_band: str | None
     values: Coefficients
+    level: str | None = None  # how near a calibrated block is to what was asked for: `calibration.LEVELS`
+    notes: tuple[str, ...] = ()  # what a prediction with it must say
+    bands: Mapping[str, Band] = field(default_factory=dict)  # by model, and the block's own under ""
+    reach: Reach | None = None  # what was measured
+    clients: Mapping[str, float] = field(default_factory=dict)  # factor on client_s, by another way of measuring
 
     def overridden(self, given: Entry) -> Block:
         """The same with the keys of `given` in place of its own."""
@@ -88,18 +99,33 @@ def named_block(name: str) -> Block:
     return next(iter(blocks.values())) if len(blocks) == 1 and not wanted else pick(f"{file}: block", wanted, blocks)
 
 
+def block_of(name: str, engine: str, placed: Placement) -> Block:
+    """The block that `name` asks for: the nearest of a calibration file (without a name, of the shipped one), or the
+    block of that name."""
+    if name and (not name.endswith(".toml") or CALIBRATION not in (tables := from_file(Path(name)))):
+        return named_block(name)
+    file = name or SHIPPED
+    if not name:
+        tables = shipped(SHIPPED)
+        if CALIBRATION not in tables:
+            return block_for(engine, placed.gpu.family)
+    return nearest(_blocks(tables, file, "your own"), file, tables[CALIBRATION], engine, placed)
+
+
 @cache
 def _shipped_blocks() -> Mapping[str, Block]:
-    return _blocks(shipped("coefficients.toml"), "coefficients.toml", PRIORS)
+    return _blocks(shipped(SHIPPED), SHIPPED, PRIORS)
 
 
 def _blocks(tables: Mapping[str, object], file: str, origin: str) -> dict[str, Block]:
-    entries = {name: Entry.of(f"{file}: [{name}]", values, _KEYS) for name, values in tables.items()}
+    entries = {
+        name: Entry.of(f"{file}: [{name}]", values, _KEYS) for name, values in tables.items() if name != CALIBRATION
+    }
     return {name: _block(name, entry, origin) for name, entry in entries.items()}
 
 
 def _block(name: str, entry: Entry, origin: str) -> Block:
-    given = {field.name: _number(entry, field.name) for field in fields(Coefficients) if _wanted(entry, field.name)}
+    given = {one.name: _number(entry, one.name) for one in fields(Coefficients) if _wanted(entry, one.name)}
     return Block(
         label=name,
         engine=entry.text("engine", "") or None,
@@ -108,6 +134,9 @@ def _block(name: str, entry: Entry, origin: str) -> Block:
         origin=origin,
         error_band=entry.text("error_band", "") or None,
         values=Coefficients(**given),
+        bands=bands_of(entry),
+        reach=reach_of(entry),
+        clients=clients_of(entry),
     )
 
 

@@ -166,8 +166,11 @@ class RooflineLatency:
 def _provenance(placed: Placement, block: Block) -> Provenance:
     notes = ["client and server path not included (tokeniser, HTTP, streaming)"]
     if block.values.client_s:
+        per_token = f" and {block.values.client_s_per_token * 1e6:.1f} us per prompt token"
         notes[0] += f"; measured with such clients it was about {block.values.client_s * 1e3:.0f} ms"
-    if block.engine is None:
+        notes[0] += per_token if block.values.client_s_per_token else ""
+    notes += block.notes
+    if block.engine is None and block.level is None:
         notes.append("no coefficients for this engine and GPU family: generic ones")
     if placed.layout.pp > 1:
         notes.append("pipeline: sum of the stages, as one token sees it")
@@ -181,6 +184,7 @@ def _provenance(placed: Placement, block: Block) -> Provenance:
         name="roofline",
         source=f"{placed.label()}, {placed.kv} KV · coefficients {block.label} ({block.origin})",
         engine_version=block.engine_version,
-        error_band=block.error_band or UNCALIBRATED_BAND,
+        error_band=block.error_band or (UNCALIBRATED_BAND if block.level is None else None),
         notes=tuple(notes),
+        reach=block.reach,
     )
