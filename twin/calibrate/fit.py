@@ -6,6 +6,7 @@ random and nothing depends on the order of the rows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -60,7 +61,9 @@ class _Problem:
         self._spreads = np.array([parameter.spread for parameter in p.PARAMETERS])
         self._limits = np.log([parameter.limit for parameter in p.PARAMETERS])
         count, blocks = len(p.PARAMETERS), len(self._blocks)
-        ends = np.cumsum([count, blocks * count, len(self._models) * 3, blocks * len(self._clients)])
+        kinds_of_clients = len(self._clients)
+        sizes = [count, blocks * count, len(self._models) * 3, kinds_of_clients, blocks * kinds_of_clients]
+        ends = np.cumsum(sizes)
         self.size = int(ends[-1])
         self._slices = [slice(int(a), int(b)) for a, b in zip([0, *ends[:-1]], ends, strict=True)]
         used = [~np.isnan(times) for times in (design.measured.ttft, design.measured.tpot)]
@@ -74,15 +77,20 @@ class _Problem:
     # ------------------------------------------------------------ parameters
 
     def _point(self, x: F64) -> _Point:
-        common, own, factors, clients = (x[part] for part in self._slices)
+        common, own, factors, kinds, clients = (x[part] for part in self._slices)
         blocks = len(self._blocks)
         wished = self._priors + self._spreads * (p.COMMON_SPREAD * common + own.reshape(blocks, -1))
         return _Point(
             logs=np.minimum(wished, self._limits),
             free=(wished <= self._limits).astype(np.float64),
             factors=factors.reshape(-1, 3) * np.array(p.FACTOR_SPREADS),
-            clients=np.hstack([np.zeros((blocks, 1)), clients.reshape(blocks, -1) * p.CLIENT_SPREAD]),
+            clients=self._client_logs(kinds, clients.reshape(blocks, -1)),
         )
+
+    def _client_logs(self, kinds: F64, own: F64 | float) -> F64:
+        """Logarithms of the constant of every other way of measuring."""
+        logs: F64 = math.log(p.CLIENT_PRIOR) + p.CLIENT_SPREAD * (p.COMMON_SPREAD * kinds + own)
+        return logs
 
     def _table(self, point: _Point, probe: str | None = None) -> F64:
         """The costs of every cell; with the logarithm of one parameter a little higher."""
@@ -101,7 +109,8 @@ class _Problem:
         """Seconds outside the engine by row: the constant, and what follows the prompt."""
         logs = point.logs[self._block]
         constant = logs[:, p.NAMES.index("client_s")] + point.factors[self._model, 2]
-        constant = constant + point.clients[self._block, self._client]
+        other = self._client > 0
+        constant[other] = point.clients[self._block[other], self._client[other] - 1]
         per_token = np.exp(logs[:, p.NAMES.index("client_s_per_token")])
         return np.exp(constant), per_token * self._design.prompt_tokens
 
@@ -137,28 +146,32 @@ class _Problem:
             for place, name in enumerate(("m_decode", "m_prefill")):
                 column = COSTS.index(name)
                 factors[:, place] = slope[at, column] * table[cell[at], column]
+            clients = np.zeros(len(at))
             if metric == "ttft":
-                logs[:, p.NAMES.index("client_s")] = paths[0][at]
+                usual = self._client[at] == 0
+                logs[:, p.NAMES.index("client_s")] = factors[:, 2] = paths[0][at] * usual
                 logs[:, p.NAMES.index("client_s_per_token")] = paths[1][at]
-                factors[:, 2] = paths[0][at]
-            parts.append(self._spread_out(point, at, logs, factors) / getattr(whole, metric)[at, None])
+                clients = paths[0][at] * ~usual
+            parts.append(self._spread_out(point, at, logs, factors, clients) / getattr(whole, metric)[at, None])
         jacobian: F64 = np.vstack(parts) / self._scale[:, None]
         return jacobian
 
-    def _spread_out(self, point: _Point, at: np.ndarray, logs: F64, factors: F64) -> F64:
+    def _spread_out(self, point: _Point, at: np.ndarray, logs: F64, factors: F64, clients: F64) -> F64:
         """Slopes by the parameters themselves, from slopes by the logarithms that rows use."""
         lines = np.arange(len(at))
         block, model, client = self._block[at], self._model[at], self._client[at]
         moved = logs * point.free[block] * self._spreads
         whole = np.zeros((len(at), self.size))
-        common, own, of_models, of_clients = (whole[:, part] for part in self._slices)
+        common, own, of_models, of_kinds, of_clients = (whole[:, part] for part in self._slices)
         common += moved * p.COMMON_SPREAD
         own.reshape(len(at), len(self._blocks), -1)[lines, block] = moved
         of_models.reshape(len(at), -1, 3)[lines, model] = factors * np.array(p.FACTOR_SPREADS)
         if self._clients:
             other = client > 0
+            moved_clients = clients[other] * p.CLIENT_SPREAD
+            of_kinds[lines[other], client[other] - 1] = moved_clients * p.COMMON_SPREAD
             places = of_clients.reshape(len(at), len(self._blocks), -1)
-            places[lines[other], block[other], client[other] - 1] = factors[other, 2] * p.CLIENT_SPREAD
+            places[lines[other], block[other], client[other] - 1] = moved_clients
         return whole
 
     # ------------------------------------------------------------ result
@@ -168,13 +181,15 @@ class _Problem:
         point = self._point(x)
         common = np.minimum(self._priors + self._spreads * p.COMMON_SPREAD * x[self._slices[0]], self._limits)
         values = {key: _named(point.logs[at]) for at, key in enumerate(self._blocks)}
+        alike = np.exp(self._client_logs(x[self._slices[3]], 0.0))
+        kinds = {kind: float(alike[place]) for place, kind in enumerate(self._clients)}
         clients = {
-            (*key, kind): float(np.exp(point.clients[at, 1 + place]))
+            (*key, kind): float(np.exp(point.clients[at, place]))
             for at, key in enumerate(self._blocks)
             for place, kind in enumerate(self._clients)
         }
         factors = {name: Factors(*np.exp(point.factors[at]).tolist()) for at, name in enumerate(self._models)}
-        return Fit(blocks=values, common=_named(common), factors=factors, clients=clients)
+        return Fit(blocks=values, common=_named(common), factors=factors, clients=clients, kinds=kinds)
 
 
 def _named(logs: F64) -> dict[str, float]:

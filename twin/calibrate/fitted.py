@@ -25,7 +25,7 @@ class Source(Protocol):
     """What predictions are made from."""
 
     def coefficients(self, engine: str, placed: Placement) -> Coefficients: ...
-    def client_factor(self, row: Measurement) -> float: ...
+    def client_s(self, row: Measurement, usual_s: float) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,14 @@ class Factors:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """`blocks` by (engine, GPU family), `common` to all: values by name; `clients` by (engine, family, client)."""
+    """`blocks` by (engine, GPU family), `common` to all: values by name. Ways of measuring other than the most frequent
+    one have a constant path of their own, in seconds: `clients` by (engine, family, client), `kinds` by client."""
 
     blocks: Mapping[tuple[str, str], Mapping[str, float]]
     common: Mapping[str, float]
     factors: Mapping[str, Factors]
     clients: Mapping[tuple[str, str, str], float]
+    kinds: Mapping[str, float]
 
     def family(self, family: str) -> Mapping[str, float] | None:
         """The geometric mean of the family's blocks."""
@@ -64,9 +66,11 @@ class Fit:
         values["client_s"] *= factors.m_client
         return Coefficients(**values, m_decode=factors.m_decode, m_prefill=factors.m_prefill)
 
-    def client_factor(self, row: Measurement) -> float:
-        """On `client_s`, for the way in which a row was measured."""
-        return self.clients.get((row.engine, row.family, row.client), 1.0)
+    def client_s(self, row: Measurement, usual_s: float) -> float:
+        """The constant path of the way in which a row was measured; that of the most frequent one is `usual_s`."""
+        if row.client not in self.kinds:
+            return usual_s
+        return self.clients.get((row.engine, row.family, row.client), self.kinds[row.client])
 
 
 class FromFile:
@@ -78,8 +82,8 @@ class FromFile:
     def coefficients(self, engine: str, placed: Placement) -> Coefficients:
         return block_of(self._name, engine, placed).values
 
-    def client_factor(self, row: Measurement) -> float:
-        return block_of(self._name, row.engine, row.placed).clients.get(row.client, 1.0)
+    def client_s(self, row: Measurement, usual_s: float) -> float:
+        return block_of(self._name, row.engine, row.placed).clients.get(row.client, usual_s)
 
 
 class Design:
@@ -109,9 +113,10 @@ class Design:
         """The mean TTFT, with the path outside the engine, and the mean TPOT of every row."""
         coefficients = [source.coefficients(engine, placed) for engine, placed in self.cells]
         inside = self.pricing.means(self.table(coefficients))
-        constant = np.array([coefficients[at].client_s for at in self.cell])
-        constant *= np.array([source.client_factor(row) for row in self.rows])
-        per_token = np.array([coefficients[at].client_s_per_token for at in self.cell])
+        cells = self.cell.tolist()
+        usual_s = [coefficients[at].client_s for at in cells]
+        constant = np.array([source.client_s(row, own_s) for row, own_s in zip(self.rows, usual_s, strict=True)])
+        per_token = np.array([coefficients[at].client_s_per_token for at in cells])
         return Means(inside.ttft + constant + per_token * self.prompt_tokens, inside.tpot)
 
 

@@ -1,4 +1,4 @@
-"""What is fitted: coefficients, with what is expected of them before any measurement, and how far they may be from it.
+"""What is fitted: coefficients, with what is expected of them before any measurement and how far they may be from it.
 
 Single figures trade against one another, so each is held near its prior by a ridge, and near its kin in other blocks.
 """
@@ -35,7 +35,7 @@ PARAMETERS = (
     Parameter(name="t_moe_s", prior=20e-6, spread=0.8),
     Parameter(name="h0_s", prior=1e-3, spread=1.0),
     Parameter(name="h_seq_s", prior=10e-6, spread=0.8),
-    Parameter(name="h_prefill_s", prior=5e-3, spread=1.2),
+    Parameter(name="h_prefill_s", prior=5e-3, spread=0.6),
     Parameter(name="t_half_tokens", prior=60.0, spread=0.8),
     Parameter(name="expert_imbalance", prior=1.0, spread=0.5),
     Parameter(name="client_s", prior=30e-3, spread=0.9),
@@ -50,9 +50,11 @@ COMMON_SPREAD = 2.5
 
 FACTORS = ("m_decode", "m_prefill", "m_client")
 """Factors of one model, the same in all blocks: device time of decode steps, of steps with prompts; its `client_s`."""
-FACTOR_SPREADS = (0.12, 0.15, 0.25)
-CLIENT_SPREAD = 1.0
-"""Of `client_s` in one block, from one way of measuring to another."""
+FACTOR_SPREADS = (0.12, 0.15, 0.15)
+
+CLIENT_PRIOR, CLIENT_SPREAD = 0.02, 0.4
+"""Constant of a way of measuring other than the most frequent one, in seconds: one in each block. No factor of a model
+applies to it."""
 
 TTFT_SCALE, TPOT_SCALE = 0.2, 0.1
 """Relative errors up to which a residual counts by its square, beyond which by its size."""

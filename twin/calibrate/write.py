@@ -13,7 +13,8 @@ HEAD = """\
 # Coefficients of the roofline model, fitted by `twin calibrate`: docs/calibration.md says what stands here.
 # Single figures trade against one another (t_launch with alpha, e_gemm with h_prefill): only their sum means something.
 # e_*: share of the data-sheet rate that is reached. Times in seconds. client_s and client_s_per_token are the path
-# outside the engine (HTTP, tokeniser, measuring client); they are never added to a step.
+# outside the engine (HTTP, tokeniser, measuring client), `clients` its constant where others measured; they are never
+# added to a step.
 # band: relative error, half and nine tenths of the runs are below; a model's band is that of configurations which the
 # fit had not seen, a block's that of models, a family's that of engines, the generic one's that of GPU families.
 """
@@ -43,14 +44,8 @@ def _lines(table: Table, design: Design, fit: Fit, bands: Bands, day: date) -> L
         rows = [row for row in design.rows if (row.engine, row.family) == (engine, family)]
         name = f"{engine}-{family}"
         yield from _head(name, {"engine": engine, "family": family, "engine_version": versions(rows)}, values)
-        clients = {
-            kind: factor
-            for (own, kin, kind), factor in fit.clients.items()
-            if (own, kin) == (engine, family) and any(row.client == kind for row in rows)
-        }
-        if clients:
-            yield f"[{name}.clients]"
-            yield from _numbers(clients)
+        measured = {row.client for row in rows}
+        yield from _clients(name, {kind: fit.clients[engine, family, kind] for kind in fit.kinds if kind in measured})
         yield from _range(name, rows)
         yield from _band(f"{name}.band", bands.blocks.get((engine, family)))
         for (own, kin, model), metrics in bands.models.items():
@@ -60,9 +55,11 @@ def _lines(table: Table, design: Design, fit: Fit, bands: Bands, day: date) -> L
         mean = fit.family(family)
         if mean is not None:
             yield from _head(family, {"family": family}, mean)
+            yield from _clients(family, fit.kinds)
             yield from _range(family, [row for row in design.rows if row.family == family])
             yield from _band(f"{family}.band", bands.families.get(family))
     yield from _head("generic", {}, fit.common)
+    yield from _clients("generic", fit.kinds)
     yield from _band("generic.band", bands.generic)
 
 
@@ -76,6 +73,12 @@ def _head(name: str, texts: Mapping[str, str], values: Mapping[str, float]) -> L
 def _numbers(values: Mapping[str, float]) -> Lines:
     for name, value in values.items():
         yield f"{name} = {float(f'{value:.4g}')!r}"
+
+
+def _clients(name: str, kinds: Mapping[str, float]) -> Lines:
+    if kinds:
+        yield f"[{name}.clients]"
+        yield from _numbers(kinds)
 
 
 def _range(name: str, rows: list[Measurement]) -> Lines:

@@ -158,7 +158,7 @@ def reach_of(entry: Entry) -> Reach | None:
 
 
 def clients_of(entry: Entry) -> dict[str, float]:
-    """Factors on `client_s` by who measured, where another way of measuring was told apart."""
+    """`client_s` by who measured, of ways of measuring that were told apart from the usual one."""
     given = entry.values.get("clients", {})
     if not isinstance(given, dict):
         raise ConfigError(f"{entry.where}: clients = {given!r} is not a table")

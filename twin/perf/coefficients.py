@@ -71,7 +71,7 @@ class Block:
     notes: tuple[str, ...] = ()  # what a prediction with it must say
     bands: Mapping[str, Band] = field(default_factory=dict)  # by model, and the block's own under ""
     reach: Reach | None = None  # what was measured
-    clients: Mapping[str, float] = field(default_factory=dict)  # factor on client_s, by another way of measuring
+    clients: Mapping[str, float] = field(default_factory=dict)  # client_s of other ways of measuring
 
     def overridden(self, given: Entry) -> Block:
         """The same with the keys of `given` in place of its own."""
