@@ -32,6 +32,12 @@ def fit(design: Design) -> Fit:
     return problem.result(_minimised(problem))
 
 
+def uncalibrated() -> Fit:
+    """The priors, for everything."""
+    values = {parameter.name: parameter.prior for parameter in p.PARAMETERS}
+    return Fit(blocks={}, common=values, factors={}, clients={}, kinds={})
+
+
 @dataclass(frozen=True, slots=True)
 class _Point:
     """One set: `logs` by block and parameter, which of them may still move, `factors` by model, `clients` by block."""

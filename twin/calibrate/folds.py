@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from twin.calibrate.fit import fit
 from twin.calibrate.fitted import Design
@@ -35,6 +36,10 @@ def by_model(row: Measurement) -> str:
     return row.model
 
 
+def by_gpu(row: Measurement) -> str:
+    return row.placed.gpu.name
+
+
 def by_block(row: Measurement) -> str:
     return f"{row.engine}/{row.family}"
 
@@ -44,13 +49,13 @@ def by_family(row: Measurement) -> str:
 
 
 def by_pair(row: Measurement) -> str:
-    """A model on a GPU: leaving it out asks for a pair that was never measured together."""
-    return f"{row.model}/{row.placed.gpu.name}"
+    """Models on GPUs, in folds: with its fold left out, a pair is one that was never measured together."""
+    return str(fold_of(f"{row.model}/{row.placed.gpu.name}"))
 
 
 def by_version(row: Measurement) -> str:
-    """A minor release of an engine."""
-    return f"{row.engine} {'.'.join(row.engine_version.split('.')[:2])}"
+    """Releases of engines, in folds."""
+    return str(fold_of(f"{row.engine}/{row.engine_version}"))
 
 
 def unseen(design: Design, key: Key) -> Means:
@@ -69,11 +74,12 @@ def unseen(design: Design, key: Key) -> Means:
     return Means(ttft, tpot)
 
 
-def known_elsewhere(rows: Sequence[Measurement]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Rows whose model is measured on another GPU too, and whose GPU with another model."""
-    models: dict[str, set[str]] = {}
-    gpus: dict[str, set[str]] = {}
-    for row in rows:
-        models.setdefault(row.model, set()).add(row.placed.gpu.name)
-        gpus.setdefault(row.placed.gpu.name, set()).add(row.model)
-    return np.array([len(models[row.model]) > 1 and len(gpus[row.placed.gpu.name]) > 1 for row in rows])
+def still_known(rows: Sequence[Measurement], key: Key, *parts: Key) -> npt.NDArray[np.bool_]:
+    """Rows of which each of the `parts` is found among rows with another `key`, too."""
+    found = np.ones(len(rows), dtype=bool)
+    for part in parts:
+        keys: dict[str, set[str]] = {}
+        for row in rows:
+            keys.setdefault(part(row), set()).add(key(row))
+        found &= np.array([len(keys[part(row)]) > 1 for row in rows])
+    return found

@@ -35,7 +35,7 @@ PARAMETERS = (
     Parameter(name="t_moe_s", prior=20e-6, spread=0.8),
     Parameter(name="h0_s", prior=1e-3, spread=1.0),
     Parameter(name="h_seq_s", prior=10e-6, spread=0.8),
-    Parameter(name="h_prefill_s", prior=5e-3, spread=0.6),
+    Parameter(name="h_prefill_s", prior=5e-3, spread=0.8),
     Parameter(name="t_half_tokens", prior=60.0, spread=0.8),
     Parameter(name="expert_imbalance", prior=1.0, spread=0.5),
     Parameter(name="client_s", prior=30e-3, spread=0.9),
@@ -50,7 +50,7 @@ COMMON_SPREAD = 2.5
 
 FACTORS = ("m_decode", "m_prefill", "m_client")
 """Factors of one model, the same in all blocks: device time of decode steps, of steps with prompts; its `client_s`."""
-FACTOR_SPREADS = (0.12, 0.15, 0.15)
+FACTOR_SPREADS = (0.12, 0.15, 0.35)
 
 CLIENT_PRIOR, CLIENT_SPREAD = 0.02, 0.4
 """Constant of a way of measuring other than the most frequent one, in seconds: one in each block. No factor of a model

@@ -109,7 +109,7 @@ class Loop:
             log.add_step(self._unit.asked, step.decodes)
         else:
             log.add_decodes(engine.batch.size, engine.batch.ctx_tokens, step.steps)
-        self._since_poll = inbox.poll_steps if step.mixed and not step.decodes else self._since_poll + step.steps
+        self._polled(step.steps, looks_at_once=step.mixed and not step.decodes)
         self._held_steps += step.steps
         outcome = engine.commit(step)
         for seq in outcome.firsts:
@@ -121,6 +121,12 @@ class Loop:
                 log.ended(seq.outputs_limit)
             self._send()
         return step.end_s
+
+    def _polled(self, steps: int, *, looks_at_once: bool) -> None:
+        """Count steps since the inbox was last looked at; looks that found nothing, within a leap, count too."""
+        every = self._inbox.poll_steps
+        since = self._since_poll + steps
+        self._since_poll = every if looks_at_once or since % every == 0 else since % every
 
 
 @dataclass(frozen=True, slots=True)

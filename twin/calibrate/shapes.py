@@ -89,6 +89,10 @@ class ShapeLog:
         at = StepWork(*work[:5], first + share * (steps - 1) / 2, *work[6:])
         self._rows.append((*at[:6], near, *at[6:], steps, self.waiting, self._decoding, 0))
 
+    def work(self) -> F64:
+        """What each step that was taken asked of a rank, in the `COLUMNS`."""
+        return np.array(self._rows, dtype=np.float64)[:, : len(COLUMNS)]
+
     def shapes(self, loop: ClosedLoop) -> Shapes:
         """What came of the whole loop."""
         rows = np.array(self._rows, dtype=np.float64)
