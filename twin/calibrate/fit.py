@@ -170,13 +170,13 @@ class _Problem:
         whole = np.zeros((len(at), self.size))
         common, own, of_models, of_kinds, of_clients = (whole[:, part] for part in self._slices)
         common += moved * p.COMMON_SPREAD
-        own.reshape(len(at), len(self._blocks), -1)[lines, block] = moved
-        of_models.reshape(len(at), -1, 3)[lines, model] = factors * np.array(p.FACTOR_SPREADS)
+        own.reshape(len(at), len(self._blocks), len(p.NAMES))[lines, block] = moved
+        of_models.reshape(len(at), len(self._models), 3)[lines, model] = factors * np.array(p.FACTOR_SPREADS)
         if self._clients:
             other = client > 0
             moved_clients = clients[other] * p.CLIENT_SPREAD
             of_kinds[lines[other], client[other] - 1] = moved_clients * p.COMMON_SPREAD
-            places = of_clients.reshape(len(at), len(self._blocks), -1)
+            places = of_clients.reshape(len(at), len(self._blocks), len(self._clients))
             places[lines[other], block[other], client[other] - 1] = moved_clients
         return whole
 

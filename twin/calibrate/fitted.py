@@ -53,7 +53,7 @@ class Fit:
         kin = [values for (_, other), values in self.blocks.items() if other == family]
         if not kin:
             return None
-        return {name: math.exp(sum(math.log(values[name]) for values in kin) / len(kin)) for name in NAMES}
+        return {name: math.prod(values[name] for values in kin) ** (1 / len(kin)) for name in NAMES}
 
     def values(self, engine: str, family: str) -> Mapping[str, float]:
         """The nearest there is."""

@@ -36,6 +36,7 @@ def read_run(folder: Path) -> tuple[Table, Design]:
         if not needed.is_file():
             raise ConfigError(f"{folder}: not a whole run folder, without {needed.name}; run the replay again")
     config = load(config_file)
+    _refuse_drafts(config)
     steps = _Steps(path)
     rows: list[Measurement] = []
     shapes: list[Shapes] = []
@@ -48,9 +49,9 @@ def read_run(folder: Path) -> tuple[Table, Design]:
             shapes.append(shape)
     if not rows:
         raise ConfigError(f"{path}: no step that lasted any time")
-    left_out = _left_out(config)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
-    return Table(name=folder.name, digest=digest, rows=tuple(rows), left_out=left_out), Design(rows, shapes)
+    table = Table(name=folder.name, digest=digest, rows=tuple(rows), left_out={}, statistic="mean over alike steps")
+    return table, Design(rows, shapes)
 
 
 class _Steps:
@@ -109,9 +110,7 @@ def _one_shape(asked: Asked, dp: int, window_tokens: int) -> Shapes:
     return Shapes(work=line, ttft=np.zeros(1), tpot=np.ones(1), prompt_tokens=0.0, steps=1)
 
 
-def _left_out(config: Config) -> dict[str, int]:
-    """What a run does that no step time of the roofline stands for."""
+def _refuse_drafts(config: Config) -> None:
     drafts = sum(group.count for group in config.workers if group.engine.nextn)
     if drafts:
         raise ConfigError(f"engine.nextn: steps of {drafts} workers verify draft tokens, which the fit does not know")
-    return {}

@@ -65,12 +65,13 @@ class Measurement:
 
 @frozen
 class Table:
-    """The rows that can be used, and how many others there are, by reason."""
+    """The rows that can be used, and how many others there are, by reason. `statistic` is what a time is."""
 
     name: str
     digest: str
     rows: tuple[Measurement, ...]
     left_out: Mapping[str, int]
+    statistic: str = "mean over the requests of a run"
 
     def count(self, metric: str) -> int:
         """Rows that have a "ttft" or "tpot"."""

@@ -10,12 +10,13 @@ from twin.calibrate.errors import Errors
 COLUMNS = ("rows", "mean", "median", "bias", "p90", "<=10%", "<=20%", "<=50%", "coverage")
 
 
-def text_table(found: Mapping[str, Metrics], first: str = "slice") -> str:
-    """For a terminal: TPOT and TTFT one below the other in each slice, in percent."""
+def text_table(found: Mapping[str, Metrics], tpot: str = "TPOT") -> str:
+    """For a terminal: TPOT (or what else `tpot` says) and TTFT one below the other in each slice, in percent."""
+    first = "slice"
     width = max(len(first), *(len(name) for name in found))
     lines = [f"{first:{width}}  time {' '.join(f'{name:>8}' for name in COLUMNS)}"]
     for name, metrics in found.items():
-        for metric, errors in (("TPOT", metrics.tpot), ("TTFT", metrics.ttft)):
+        for metric, errors in ((tpot, metrics.tpot), ("TTFT", metrics.ttft)):
             if errors is not None:
                 lines.append(f"{name:{width}}  {metric} {' '.join(f'{cell:>8}' for cell in _cells(errors))}")
                 name = ""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import date
 
 from twin.calibrate.bands import Bands, Metrics
 from twin.calibrate.fitted import Design, Fit
 from twin.calibrate.measured import Measurement, Table
+from twin.calibrate.parameters import OUTSIDE
 
 HEAD = """\
 # Coefficients of the roofline model, fitted by `twin calibrate`: docs/calibration.md says what stands here.
@@ -28,11 +30,13 @@ def calibration_text(table: Table, design: Design, fit: Fit, bands: Bands, day: 
 
 
 def _lines(table: Table, design: Design, fit: Fit, bands: Bands, day: date) -> Lines:
+    if not table.count("ttft"):
+        fit = _inside(fit)
     yield "[calibration]"
     yield f'table = "{table.name}"'
     yield f'digest = "{table.digest}"'
     yield f'date = "{day.isoformat()}"'
-    yield 'statistic = "mean"'
+    yield f'statistic = "{table.statistic}"'
     yield f"tpot_rows = {table.count('tpot')}"
     yield f"ttft_rows = {table.count('ttft')}"
     yield f"groups = {len({row.group for row in design.rows})}"
@@ -63,6 +67,15 @@ def _lines(table: Table, design: Design, fit: Fit, bands: Bands, day: date) -> L
     yield from _band("generic.band", bands.generic)
 
 
+def _inside(fit: Fit) -> Fit:
+    """Without the path outside the engine, of which nothing was measured."""
+
+    def kept(values: Mapping[str, float]) -> dict[str, float]:
+        return {name: 0.0 if name in OUTSIDE else value for name, value in values.items()}
+
+    return replace(fit, blocks={key: kept(values) for key, values in fit.blocks.items()}, common=kept(fit.common))
+
+
 def _head(name: str, texts: Mapping[str, str], values: Mapping[str, float]) -> Lines:
     yield ""
     yield f"[{name}]"
@@ -72,7 +85,8 @@ def _head(name: str, texts: Mapping[str, str], values: Mapping[str, float]) -> L
 
 def _numbers(values: Mapping[str, float]) -> Lines:
     for name, value in values.items():
-        yield f"{name} = {float(f'{value:.4g}')!r}"
+        if value:
+            yield f"{name} = {float(f'{value:.4g}')!r}"
 
 
 def _clients(name: str, kinds: Mapping[str, float]) -> Lines:

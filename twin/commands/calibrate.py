@@ -64,17 +64,18 @@ def calibrate(
     )
     table, design = _measured(source, columns or [], jobs or _cores(), seed, told)
     done = study(table, design, told)
+    label = "step" if source[0] == "run" else "TPOT"
     print(_head(table, source[0]))
     after = errors_by_slice(design, design.predict(done.fit))
-    print(f"\nruns of the fit\n{text_table(after)}")
-    print(f"\nconfigurations not in the fit\n{text_table(errors_by_slice(design, done.bands.configurations))}")
+    print(f"\nruns of the fit\n{text_table(after, label)}")
+    print(f"\nconfigurations not in the fit\n{text_table(errors_by_slice(design, done.bands.configurations), label)}")
     if out is not None:
         out.write_text(calibration_text(table, design, done.fit, done.bands, date.today()), encoding="utf-8")
         print(f'\nwrote {out}\nuse   [workers.latency] coefficients = "{out}"')
     if check is None:
         return Exit.OK
     before = errors_by_slice(design, design.predict(FromFile(str(check))))
-    print(f"\nbefore, with {check}\n{text_table(before)}")
+    print(f"\nbefore, with {check}\n{text_table(before, label)}")
     found = worse(before, after)
     for line in found:
         print(f"worse: {line}")
@@ -104,8 +105,9 @@ def _measured(
 def _head(table: Table, kind: str) -> str:
     groups = len({row.group for row in table.rows})
     what = "kinds of steps" if kind == "run" else "runs"
-    counts = f"TPOT {table.count('tpot'):,}, TTFT {table.count('ttft'):,}"
-    lines = [f"table    {table.name} ({table.digest}): {len(table.rows):,} {what} in {groups} groups; {counts}; means"]
+    counts = "" if kind == "run" else f"TPOT {table.count('tpot'):,}, TTFT {table.count('ttft'):,}; "
+    line = f"{table.name} ({table.digest}): {len(table.rows):,} {what} in {groups} groups; {counts}{table.statistic}"
+    lines = [f"{'run' if kind == 'run' else 'table':9}{line}"]
     if table.left_out:
         told = ", ".join(f"{count:,} {reason}" for reason, count in sorted(table.left_out.items()))
         lines.append(f"left out {told}")
