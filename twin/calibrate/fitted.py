@@ -74,7 +74,7 @@ class Fit:
 
 
 class FromFile:
-    """The same from a calibration file, or from the shipped one where `name` is empty."""
+    """The same from a calibration file; `name` is what the key `coefficients` of a configuration may be."""
 
     def __init__(self, name: str) -> None:
         self._name = name

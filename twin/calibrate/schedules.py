@@ -73,8 +73,7 @@ class Loop:
             self._held_steps = 0
         prompt, outputs = self._loop.prompts[at], self._loop.outputs[at]
         self._held.append(Sequence(RequestId(str(at)), prompt, outputs, NO_BLOCKS, Branch(at), row=at))
-        if at >= self._loop.skipped:
-            self._log.waiting += 1
+        self._log.waiting += 1
 
     def _let_in(self) -> None:
         """Hand over what the engine sees now."""
@@ -113,12 +112,10 @@ class Loop:
         self._held_steps += step.steps
         outcome = engine.commit(step)
         for seq in outcome.firsts:
-            if seq.row >= self._loop.skipped:
-                log.first(seq.outputs_limit)
+            log.first(seq.outputs_limit)
         for seq in outcome.ended:
             self._answered += 1
-            if seq.row >= self._loop.skipped:
-                log.ended(seq.outputs_limit)
+            log.ended(seq.outputs_limit)
             self._send()
         return step.end_s
 

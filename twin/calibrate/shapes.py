@@ -96,9 +96,8 @@ class ShapeLog:
     def shapes(self, loop: ClosedLoop) -> Shapes:
         """What came of the whole loop."""
         rows = np.array(self._rows, dtype=np.float64)
-        counted = loop.prompts[loop.skipped :]
         work, (steps, waiting, decoding, chunks) = rows[:, : len(COLUMNS)], rows[:, len(COLUMNS) :].T
-        ttft = waiting * steps / len(counted)
+        ttft = waiting * steps / len(loop.prompts)
         tpot = decoding * steps / max(1, self._counted)
         bins = _bins(work, chunks)
         merged = _merged(bins, work, ttft / ttft.sum() + tpot / (tpot.sum() or 1.0))
@@ -106,7 +105,7 @@ class ShapeLog:
             work=merged,
             ttft=np.bincount(bins, ttft).astype(np.float64),
             tpot=np.bincount(bins, tpot).astype(np.float64),
-            prompt_tokens=float(np.mean(counted)),
+            prompt_tokens=float(np.mean(loop.prompts)),
             steps=int(steps.sum()),
         )
 

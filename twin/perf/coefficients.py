@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 GENERIC = "generic"
 SHIPPED = "coefficients.toml"
+CALIBRATED = "calibrated"
+"""Name of the shipped calibration."""
+CALIBRATION_FILE = "calibration.toml"
 
 
 @frozen
@@ -100,16 +103,24 @@ def named_block(name: str) -> Block:
 
 
 def block_of(name: str, engine: str, placed: Placement) -> Block:
-    """The block that `name` asks for: the nearest of a calibration file (without a name, of the shipped one), or the
-    block of that name."""
-    if name and (not name.endswith(".toml") or CALIBRATION not in (tables := from_file(Path(name)))):
-        return named_block(name)
-    file = name or SHIPPED
+    """The block that `name` asks for: the nearest one of a calibration file ("calibrated": of the shipped one), a block
+    by name, and without a name the shipped priors of that engine and GPU family."""
     if not name:
-        tables = shipped(SHIPPED)
-        if CALIBRATION not in tables:
-            return block_for(engine, placed.gpu.family)
-    return nearest(_blocks(tables, file, "your own"), file, tables[CALIBRATION], engine, placed)
+        return block_for(engine, placed.gpu.family)
+    if name == CALIBRATED:
+        blocks, about = _shipped_calibration()
+        return nearest(blocks, CALIBRATION_FILE, about, engine, placed)
+    if name.endswith(".toml"):
+        tables = from_file(Path(name))
+        if CALIBRATION in tables:
+            return nearest(_blocks(tables, name, "your own"), name, tables[CALIBRATION], engine, placed)
+    return named_block(name)
+
+
+@cache
+def _shipped_calibration() -> tuple[Mapping[str, Block], object]:
+    tables = shipped(CALIBRATION_FILE)
+    return _blocks(tables, CALIBRATION_FILE, CALIBRATED), tables[CALIBRATION]
 
 
 @cache
