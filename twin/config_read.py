@@ -58,6 +58,7 @@ FLAGS: Mapping[str, str] = {
     "--block-size": "workers.engine.block_size",
     "--kv-blocks": "workers.engine.kv_blocks",
     "--latency": "workers.latency.model",
+    "--strict": "workers.latency.strict",
     "--router": "router.mode",
     "--sla": "sla.limits",
     "--faults": "faults.path",

@@ -31,6 +31,7 @@ from traces.errors import TraceError
 from traces.load import ReadOptions, Trace, open_trace
 from traces.transform import transform
 from twin import __version__
+from twin.calibrated import refuse_beyond, warnings_beyond
 from twin.cluster import Group, build_groups
 from twin.config import Config, TraceConfig
 from twin.config_text import to_plain, to_toml
@@ -158,6 +159,7 @@ def _replay(
         tier_links = tiering.tier_links(groups)
         groups = tiering.tiered(groups)
     _check_warmup(config.trace, trace)
+    refuse_beyond(groups, trace)
     policy = build_policy(config, groups[0].settings.block_size, explain=explain)
     drill = _drill(config)
     if drill is not None:
@@ -550,6 +552,7 @@ def _report(
             f"answers cut short where the context was full (engine.max_model_len): {world.cut_short:,}; "
             "they made fewer tokens than their trace rows say"
         )
+    warnings += warnings_beyond(groups, folder)
     if ideal is not None and ideal.full:
         warnings.append("the upper bound of the hit rate is not told: more distinct hash ids than are kept")
     meta = describe_run(config, groups, trace, policy, hash_known=world.keyed, no_effect=tuple(no_effect))

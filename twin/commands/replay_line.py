@@ -52,6 +52,7 @@ OPTIONS = (
     Option("--default-osl", "N", "Output length of rows without one."),
     Option("--keep-zero-output", "", "Keep rows that made no output."),
     Option("--sort", "", "Sort rows whose arrivals go back in time."),
+    Option("--strict", "", "Refuse what is outside the calibrated range of the step times, instead of a warning."),
     Option("--allow-no-effect", "", "List options without effect in the report instead of refusing them."),
     Option("--out", "DIR", "Folder of the run."),
     Option("--name", "NAME", "Name of the run, below runs/."),

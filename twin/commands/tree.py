@@ -24,6 +24,7 @@ BUILT_IN = {
     "synth": "twin.commands.traces:synth",
     "import": "twin.commands.traces:import_",
     "traces": "twin.commands.traces:traces",
+    "calibrate": "twin.commands.calibrate:calibrate",
     "models": "twin.commands.catalogue:models",
     "hardware": "twin.commands.catalogue:hardware",
 }

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from policies.errors import ConfigError
 from policies.frozen import frozen
-from twin.perf.coefficients import TUNABLE, block_for, named_block
+from twin.perf.coefficients import TUNABLE, block_of
 from twin.perf.fixed import FixedLatency
 from twin.perf.hardware import find_gpu
 from twin.perf.layout import Layout
@@ -107,19 +107,21 @@ def _roofline(given: Entry, worker: _Worker) -> LatencyModel:
     pick("engine", worker.engine, MEMORY_SHARE)
     hardware = given.text("hardware", "")
     gpu = find_gpu(worker.gpu, Path(hardware) if hardware else None)
-    name = given.text("coefficients", "")
-    block = named_block(name) if name else block_for(worker.engine, gpu.family)
     placed = Placement(
         model=find_model(worker.model), gpu=gpu, layout=worker.layout, weights=worker.weights, kv=worker.kv
     )
-    return RooflineLatency(placed, block.overridden(given), overlap=given.flag("overlap_scheduling"))
+    block = block_of(given.text("coefficients", ""), worker.engine, placed).overridden(given)
+    if given.flag("strict") and (block.notes or block.level is None):
+        why = "; ".join(block.notes) or f"coefficients {block.label} are not calibrated ({block.origin})"
+        raise ConfigError(f"{given.where}: strict, and {placed.label()} is outside the calibrated range: {why}")
+    return RooflineLatency(placed, block, overlap=given.flag("overlap_scheduling"))
 
 
 MODELS: Mapping[str, _Kind] = {
     "fixed": _Kind(("prefill_s", "prefill_s_per_token", "decode_s"), _fixed),
     "polynomial": _Kind(tuple(field.name for field in fields(PolynomialCoefficients)), _polynomial),
     "table": _Kind(("path", "extrapolate", "engine_version", "source"), _table),
-    "roofline": _Kind(("coefficients", "hardware", "overlap_scheduling", *TUNABLE), _roofline),
+    "roofline": _Kind(("coefficients", "hardware", "overlap_scheduling", "strict", *TUNABLE), _roofline),
     "silicon": _Kind(("model_id", "gemm_quant_mode", "moe_quant_mode"), _silicon),
 }
 

@@ -7,15 +7,24 @@ silently: the label says which block and what was overridden.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import field, fields, replace
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from policies.frozen import frozen
+from twin.perf.calibration import CALIBRATION, Band, Reach, bands_of, clients_of, nearest, reach_of
 from twin.perf.names import pick
 from twin.perf.tables import Entry, from_file, shipped
 
+if TYPE_CHECKING:
+    from twin.perf.memory import Placement
+
 GENERIC = "generic"
+SHIPPED = "coefficients.toml"
+CALIBRATED = "calibrated"
+"""Name of the shipped calibration."""
+CALIBRATION_FILE = "calibration.toml"
 
 
 @frozen
@@ -31,19 +40,22 @@ class Coefficients:
     alpha_s: float  # one hop of one collective
     e_link: float
     t_launch_s: float  # per layer
+    t_moe_s: float = 0.0  # per layer with experts, beside t_launch_s
     h0_s: float = 0.0  # host, per step
     h_seq_s: float = 0.0  # host, per sequence in the step
     h_prefill_s: float = 0.0  # host, if the step computes prompt tokens
-    t_half_tokens: float = 0.0  # tokens at which matrix products reach half their rate
+    t_half_tokens: float = 0.0  # tokens at which dense products reach half their rate
+    t_half_expert_tokens: float = 0.0  # tokens of one expert at which its products do
     m_decode: float = 1.0  # factor on device time, per model: pure decode steps
     m_prefill: float = 1.0  # steps with prompt tokens
     expert_imbalance: float = 1.0  # 0: perfectly balanced experts
     client_s: float = 0.0  # path outside the engine; never part of a step
+    client_s_per_token: float = 0.0  # the same, per prompt token (tokeniser, body of the request)
 
 
-TUNABLE = tuple(field.name for field in fields(Coefficients))
+TUNABLE = tuple(one.name for one in fields(Coefficients))
 _SHARES = ("e_bw", "e_gemm", "e_moe_bw", "e_moe", "e_kv", "e_attn", "e_link", "m_decode", "m_prefill")
-_KEYS = (*TUNABLE, "engine", "family", "engine_version", "error_band")
+_KEYS = (*TUNABLE, "engine", "family", "engine_version", "error_band", "band", "models", "range", "clients")
 PRIORS = "priors, not calibrated here"
 
 
@@ -58,6 +70,11 @@ class Block:
     origin: str  # whose figures they are
     error_band: str | None
     values: Coefficients
+    level: str | None = None  # how near a calibrated block is to what was asked for: `calibration.LEVELS`
+    notes: tuple[str, ...] = ()  # what a prediction with it must say
+    bands: Mapping[str, Band] = field(default_factory=dict)  # by model, and the block's own under ""
+    reach: Reach | None = None  # what was measured
+    clients: Mapping[str, float] = field(default_factory=dict)  # client_s of other ways of measuring
 
     def overridden(self, given: Entry) -> Block:
         """The same with the keys of `given` in place of its own."""
@@ -85,18 +102,41 @@ def named_block(name: str) -> Block:
     return next(iter(blocks.values())) if len(blocks) == 1 and not wanted else pick(f"{file}: block", wanted, blocks)
 
 
+def block_of(name: str, engine: str, placed: Placement) -> Block:
+    """The block that `name` asks for: the nearest one of a calibration file ("calibrated": of the shipped one), a block
+    by name, and without a name the shipped priors of that engine and GPU family."""
+    if not name:
+        return block_for(engine, placed.gpu.family)
+    if name == CALIBRATED:
+        blocks, about = _shipped_calibration()
+        return nearest(blocks, CALIBRATION_FILE, about, engine, placed)
+    if name.endswith(".toml"):
+        tables = from_file(Path(name))
+        if CALIBRATION in tables:
+            return nearest(_blocks(tables, name, "your own"), name, tables[CALIBRATION], engine, placed)
+    return named_block(name)
+
+
+@cache
+def _shipped_calibration() -> tuple[Mapping[str, Block], object]:
+    tables = shipped(CALIBRATION_FILE)
+    return _blocks(tables, CALIBRATION_FILE, CALIBRATED), tables[CALIBRATION]
+
+
 @cache
 def _shipped_blocks() -> Mapping[str, Block]:
-    return _blocks(shipped("coefficients.toml"), "coefficients.toml", PRIORS)
+    return _blocks(shipped(SHIPPED), SHIPPED, PRIORS)
 
 
 def _blocks(tables: Mapping[str, object], file: str, origin: str) -> dict[str, Block]:
-    entries = {name: Entry.of(f"{file}: [{name}]", values, _KEYS) for name, values in tables.items()}
+    entries = {
+        name: Entry.of(f"{file}: [{name}]", values, _KEYS) for name, values in tables.items() if name != CALIBRATION
+    }
     return {name: _block(name, entry, origin) for name, entry in entries.items()}
 
 
 def _block(name: str, entry: Entry, origin: str) -> Block:
-    given = {field.name: _number(entry, field.name) for field in fields(Coefficients) if _wanted(entry, field.name)}
+    given = {one.name: _number(entry, one.name) for one in fields(Coefficients) if _wanted(entry, one.name)}
     return Block(
         label=name,
         engine=entry.text("engine", "") or None,
@@ -105,6 +145,9 @@ def _block(name: str, entry: Entry, origin: str) -> Block:
         origin=origin,
         error_band=entry.text("error_band", "") or None,
         values=Coefficients(**given),
+        bands=bands_of(entry),
+        reach=reach_of(entry),
+        clients=clients_of(entry),
     )
 
 

@@ -102,7 +102,7 @@ def step_costs(placed: Placement, c: Coefficients) -> StepCosts:
         window_ctx_token_s=window_ctx_token_s,
         window_tokens=window_tokens,
         sequence_s=2 * state_bytes / (gpu.mem_bytes_per_s * c.e_kv),  # read and written back
-        layers_s=model.layers * c.t_launch_s,
+        layers_s=model.layers * c.t_launch_s + stage.expert_layers * c.t_moe_s,
         experts=_experts(placed, stage, c),
         links=_links(model, gpu, layout, stage, c),
         host_s=c.h0_s,
@@ -145,7 +145,7 @@ def _experts(placed: Placement, stage: Stage, c: Coefficients) -> ExpertCosts | 
         missed=1.0 - per_token / count,
         token_s=flops / (_math_flops(placed, "experts") * c.e_moe),
         spread_tokens=spread,
-        half_tokens=c.t_half_tokens * count / per_token,
+        half_tokens=c.t_half_expert_tokens * count / per_token,
     )
 
 

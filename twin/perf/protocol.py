@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from policies.frozen import frozen
+from twin.perf.calibration import Reach
 
 FOREVER_STEPS = 2**62
 """`DecodePiece.steps` of a piece that has no end."""
@@ -48,6 +49,7 @@ class Provenance:
     error_band: str | None = None
     extrapolates: bool = False  # answers beyond its measured points instead of refusing
     notes: tuple[str, ...] = ()
+    reach: Reach | None = None  # what was measured; None: not told
 
     def line(self) -> str:
         """One line for people: model, source, engine version, what it does beyond its points, error band."""

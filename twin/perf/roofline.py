@@ -14,6 +14,7 @@ from twin.perf.costs import StepCosts, smax, step_costs
 from twin.perf.memory import Placement
 from twin.perf.pieces import at_least
 from twin.perf.protocol import FOREVER_STEPS, DecodePiece, PrefillChunk, Provenance
+from twin.perf.work import step_work, window_pairs, with_uncomputed
 
 UNCALIBRATED_BAND = "not calibrated here (an uncalibrated prototype was off by 14 % TPOT and 45 % TTFT at the median)"
 """What a prototype of this model without any calibration was measured at (means: 17 % and 50 %); this one was not."""
@@ -33,20 +34,6 @@ class StepParts(NamedTuple):
     @property
     def total_s(self) -> float:
         return sum(self)
-
-
-class _Work(NamedTuple):
-    """What the slowest rank does in a step, and what its group does together (the same without data parallelism)."""
-
-    tokens: int
-    samples: int
-    pairs: float
-    window_pairs: float
-    sequences: int  # decoding, on the rank
-    ctx_tokens: float
-    group_tokens: int
-    group_sequences: int
-    prefill: bool
 
 
 class RooflineLatency:
@@ -113,7 +100,7 @@ class RooflineLatency:
         if self._dp > 1:
             return self.parts(chunks, batch, ctx_tokens, resumed, resumed_ctx_tokens).total_s
         if resumed > len(chunks):
-            batch, ctx_tokens = _with_uncomputed(chunks, batch, ctx_tokens, resumed, resumed_ctx_tokens)
+            batch, ctx_tokens = with_uncomputed(chunks, batch, ctx_tokens, resumed, resumed_ctx_tokens)
         c = self._c
         prompt_tokens = ends = 0
         attention_s = 0.0
@@ -123,7 +110,7 @@ class RooflineLatency:
             ends += ends_prompt
             attention_s += c.pair_s * (n * past_tokens + n * (n + 1) // 2)
             if c.window_pair_s:
-                attention_s += c.window_pair_s * _window_pairs(n, past_tokens, c.window_tokens)
+                attention_s += c.window_pair_s * window_pairs(n, past_tokens, c.window_tokens)
         if not prompt_tokens:
             return self.decode_piece(batch, ctx_tokens).g0 if batch else 0.0
         tokens = prompt_tokens + batch
@@ -141,10 +128,10 @@ class RooflineLatency:
         self, chunks: Sequence[PrefillChunk], batch: int, ctx_tokens: int, resumed: int, resumed_ctx_tokens: int
     ) -> StepParts:
         """`step_s` split by cause; with `overlap` the host's part is what the device does not hide."""
-        if resumed > len(chunks):
-            batch, ctx_tokens = _with_uncomputed(chunks, batch, ctx_tokens, resumed, resumed_ctx_tokens)
         c = self._c
-        work = self._work(chunks, batch, ctx_tokens, resumed)
+        work = step_work(
+            chunks, batch, ctx_tokens, resumed, resumed_ctx_tokens, dp=self._dp, window_tokens=c.window_tokens
+        )
         if not work.group_tokens:
             return StepParts(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
         m = c.m_prefill if work.prefill else c.m_decode
@@ -160,43 +147,14 @@ class RooflineLatency:
         )
         return parts._replace(host_s=max(0.0, host_s - parts.total_s)) if self._overlap else parts
 
-    def _work(self, chunks: Sequence[PrefillChunk], batch: int, ctx_tokens: int, resumed: int) -> _Work:
-        """Shares of the fullest rank: a prompt stays whole on one rank, decodes are dealt out evenly."""
-        dp, window = self._dp, self._c.window_tokens
-        prompt_tokens = pairs = window_pairs = ends = most_tokens = most_pairs = most_window_pairs = 0
-        for new_tokens, past_tokens, recomputed_tokens, ends_prompt in chunks:
-            n = new_tokens + recomputed_tokens
-            chunk_pairs = n * past_tokens + n * (n + 1) // 2
-            chunk_window_pairs = _window_pairs(n, past_tokens, window)
-            prompt_tokens += n
-            pairs += chunk_pairs
-            window_pairs += chunk_window_pairs
-            ends += ends_prompt
-            most_tokens = max(most_tokens, n)
-            most_pairs = max(most_pairs, chunk_pairs)
-            most_window_pairs = max(most_window_pairs, chunk_window_pairs)
-        samples = min(len(chunks), ends + resumed) if prompt_tokens else 0
-        rank_batch = -(-batch // dp)
-        return _Work(
-            tokens=max(most_tokens, -(-prompt_tokens // dp)) + rank_batch,
-            samples=rank_batch + -(-samples // dp),
-            pairs=max(most_pairs, pairs / dp),
-            window_pairs=max(most_window_pairs, window_pairs / dp),
-            sequences=rank_batch,
-            ctx_tokens=ctx_tokens * rank_batch / batch if batch else 0.0,
-            group_tokens=prompt_tokens + batch,
-            group_sequences=batch + (len(chunks) if prompt_tokens else 0),
-            prefill=prompt_tokens > 0,
-        )
-
-    def _gemm_s(self, tokens: int, samples: int) -> float:
+    def _gemm_s(self, tokens: float, samples: float) -> float:
         c = self._c
         multiply_s = c.token_s * tokens + c.sample_s * samples
         if c.half_tokens:
             multiply_s *= 1.0 + c.half_tokens / tokens
         return smax(c.weights_s, multiply_s)
 
-    def _experts_s(self, group_tokens: int) -> float:
+    def _experts_s(self, group_tokens: float) -> float:
         e = self._c.experts
         if e is None:
             return 0.0
@@ -205,11 +163,11 @@ class RooflineLatency:
             multiply_s *= 1.0 + e.half_tokens / group_tokens
         return smax(e.read_s * (1.0 - e.missed**group_tokens), multiply_s)
 
-    def _comm_s(self, tokens: int, group_tokens: int) -> float:
+    def _comm_s(self, tokens: float, group_tokens: float) -> float:
         links = self._c.links
         return links.step_s + links.token_s * tokens + links.group_token_s * group_tokens
 
-    def _decode_attention_s(self, sequences: int, ctx_tokens: float) -> float:
+    def _decode_attention_s(self, sequences: float, ctx_tokens: float) -> float:
         c = self._c
         seconds = c.ctx_token_s * ctx_tokens + c.sequence_s * sequences
         if c.window_ctx_token_s:
@@ -217,25 +175,14 @@ class RooflineLatency:
         return seconds
 
 
-def _window_pairs(new_tokens: int, past_tokens: int, window_tokens: int) -> int:
-    """Sum over the new tokens of min(position, window)."""
-    inside = min(new_tokens, max(0, window_tokens - past_tokens))
-    return inside * past_tokens + inside * (inside + 1) // 2 + (new_tokens - inside) * window_tokens
-
-
-def _with_uncomputed(
-    chunks: Sequence[PrefillChunk], batch: int, ctx_tokens: int, resumed: int, resumed_ctx_tokens: int
-) -> tuple[int, int]:
-    """(batch, ctx_tokens) with the resumed requests that compute nothing before they emit: they only decode."""
-    more = resumed - len(chunks)
-    return batch + more, ctx_tokens + resumed_ctx_tokens * more // resumed
-
-
 def _provenance(placed: Placement, block: Block, *, overlap: bool) -> Provenance:
     notes = ["client and server path not included (tokeniser, HTTP, streaming)"]
     if block.values.client_s:
+        per_token = f" and {block.values.client_s_per_token * 1e6:.1f} us per prompt token"
         notes[0] += f"; measured with such clients it was about {block.values.client_s * 1e3:.0f} ms"
-    if block.engine is None:
+        notes[0] += per_token if block.values.client_s_per_token else ""
+    notes += block.notes
+    if block.engine is None and block.level is None:
         notes.append("no coefficients for this engine and GPU family: generic ones")
     if overlap:
         notes.append("overlap scheduling: host time is hidden unless it is longer than the device's")
@@ -251,6 +198,7 @@ def _provenance(placed: Placement, block: Block, *, overlap: bool) -> Provenance
         name="roofline",
         source=f"{placed.label()}, {placed.kv} KV · coefficients {block.label} ({block.origin})",
         engine_version=block.engine_version,
-        error_band=block.error_band or UNCALIBRATED_BAND,
+        error_band=block.error_band or (UNCALIBRATED_BAND if block.level is None else None),
         notes=tuple(notes),
+        reach=block.reach,
     )
