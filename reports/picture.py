@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 WIDTH_IN, HEIGHT_IN, DPI = 12.0, 7.6, 150
 """1800 x 1140 pixels; text is large enough to be read at two thirds of that."""
+CHART_IN: Final = (8.0, 4.4)
+"""Of a chart alone."""
 
 COLOURS: Final = ("#2563eb", "#e0680c", "#0d8f83", "#7c3aed", "#d6246f", "#64748b", "#a3adba", "#a37800")
 TONES: Final = {"good": "#0f7a4d", "bad": "#b3261e", "note": "#8a5a00", "soft": "#5c6878", "": "#17202c"}
@@ -57,6 +59,29 @@ def write_picture(folder: Path, report: Report, path: Path, *, complete: bool = 
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             figure.savefig(path, format="png", dpi=DPI, metadata=told)
+        except OSError as why:
+            raise ConfigError(f"{path}: cannot be written ({why.strerror})") from None
+    return path
+
+
+def write_chart(chart: Chart, path: Path, told: str) -> Path:
+    """Draw one chart to the PNG file `path` and return it; `told` goes into its metadata.
+
+    Raises ConfigError for an empty chart and for a path that cannot be written.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    if chart.empty:
+        raise ConfigError(f"{path}: no figure is known, so there is nothing to draw")
+    with _house_style():
+        figure = Figure(figsize=CHART_IN, dpi=DPI, facecolor="white")
+        FigureCanvasAgg(figure)
+        _panel(figure.add_axes((0.09, 0.15, 0.87, 0.69)), chart)
+        metadata = {"Title": chart.title, "Description": told, "Software": None}
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            figure.savefig(path, format="png", dpi=DPI, metadata=metadata)
         except OSError as why:
             raise ConfigError(f"{path}: cannot be written ({why.strerror})") from None
     return path

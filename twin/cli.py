@@ -1,69 +1,22 @@
-"""The `twin` command: runs what a line asks for, and turns every way of ending into an exit code.
-
-Only this file and `twin.commands` print and exit: results go to stdout, everything else to stderr, errors as one line.
-"""
+"""The `twin` command: finds the command that a line names and runs it; `twin.shell` does the rest."""
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Sequence
-from io import BufferedWriter, FileIO, TextIOWrapper
-from typing import Any, TextIO
 
-from twin.errors import Exit, exit_for
-
-# No command does linear algebra: starting BLAS threads would only cost (measured: 0.1 CPU seconds a start on 2 cores).
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
-PIPE_CLOSED = 141  # as a shell reports a process that SIGPIPE ended
+from twin.errors import Exit
+from twin.shell import enter
+from twin.shell import run as run_line
 
 
 def main() -> None:
     """Entry point of the `twin` script."""
-    if sys.stderr is None:  # closed: its text has nowhere to go
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # for as long as the process lives
-    if sys.stdout is None:
-        print("twin: stdout: is closed, and results go there; redirect it to a file, or to /dev/null", file=sys.stderr)
-        sys.exit(Exit.BAD_INPUT)
-    sys.stdout = _named(sys.stdout)
-    sys.exit(run(sys.argv[1:]))
+    enter("twin", _dispatch)
 
 
 def run(args: Sequence[str]) -> int:
     """Run one command line; returns its exit code and never raises."""
-    debug = "--debug" in args
-    try:
-        code = _dispatch([arg for arg in args if arg != "--debug"])
-        sys.stdout.flush()
-        return code
-    except BrokenPipeError:  # whoever read our output has seen enough
-        _drop_stdout()
-        return PIPE_CLOSED
-    except BaseException as error:
-        return _ended(error, debug)
-
-
-class _Stdout(FileIO):
-    """Standard output whose errors say that it is it."""
-
-    def write(self, data: Any, /) -> int:
-        try:
-            return super().write(data)
-        except OSError as error:
-            error.filename = "stdout"
-            raise
-
-
-def _named(stdout: TextIO) -> TextIO:
-    """The same stdout, with errors that name it, and replacements for what its encoding lacks."""
-    raw = BufferedWriter(_Stdout(stdout.fileno(), "wb", closefd=False))
-    return TextIOWrapper(raw, encoding=stdout.encoding, errors="replace", line_buffering=stdout.isatty())
-
-
-def _drop_stdout() -> None:
-    """What is left for stdout goes nowhere, so that the end of the process does not try again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return run_line("twin", _dispatch, args)
 
 
 def _dispatch(args: Sequence[str]) -> int:
@@ -78,52 +31,6 @@ def _dispatch(args: Sequence[str]) -> int:
     from twin.commands.tree import root
 
     return int(root()(args, prog_name="twin", standalone_mode=False) or Exit.OK)
-
-
-def _ended(error: BaseException, debug: bool) -> int:
-    """Say in one line what went wrong, and return what it costs."""
-    if isinstance(error, SystemExit):
-        return error.code if isinstance(error.code, int) else Exit.BUG
-    code, text = _explained(error)
-    if type(error).__name__ == "NoArgsIsHelpError":  # a group of commands without one: its help is the answer
-        print(error.format_message(), file=sys.stderr)  # type: ignore[attr-defined]
-        return code
-    try:
-        sys.stdout.flush()
-    except OSError:
-        _drop_stdout()
-    if debug and code is not Exit.INTERRUPTED:
-        import traceback
-
-        traceback.print_exception(error)
-    else:
-        print("twin:", " ".join(text.split()), file=sys.stderr)
-    return code
-
-
-def _explained(error: BaseException) -> tuple[Exit, str]:
-    """The exit code of an error, and its one line."""
-    if "typer" in sys.modules:
-        import typer
-
-        from twin.commands.tree import usage_error
-
-        if isinstance(error, typer.Abort):
-            return Exit.INTERRUPTED, "stopped"
-        if isinstance(error, usage_error()):
-            context = getattr(error, "ctx", None)
-            where = context.command_path if context is not None else "twin"
-            return Exit.BAD_INPUT, f"{error.format_message()} ({where} --help lists what there is)"
-    if isinstance(error, OSError) and error.filename is not None:
-        return Exit.BAD_INPUT, f"{error.filename}: {error.strerror}"
-    if isinstance(error, OSError) and error.errno is not None:
-        return Exit.BAD_INPUT, f"a file could not be read or written: {error.strerror}"
-    code = exit_for(error)
-    if code is Exit.INTERRUPTED:
-        return code, str(error) or "stopped"
-    if code is Exit.BUG:
-        return code, f"this is a bug: {type(error).__name__}: {error} (--debug on the same line shows the traceback)"
-    return code, str(error)
 
 
 if __name__ == "__main__":

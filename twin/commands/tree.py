@@ -5,8 +5,9 @@ A command's module is imported when the command is asked for; plug-ins are looke
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 from typer.core import TyperGroup
@@ -32,17 +33,19 @@ EPILOG = "Errors are one line on stderr; --debug anywhere on the line shows wher
 
 
 class Commands(TyperGroup):
-    """The group of all commands."""
+    """A group of commands, each at its place (module:attribute). A program with commands of its own has a subclass."""
+
+    places: ClassVar[Mapping[str, str]] = {}
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [*BUILT_IN, *(name for name in names(COMMANDS) if name not in BUILT_IN)]
+        return list(self.places)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        place = BUILT_IN.get(cmd_name)
-        if place is not None:
-            module, _, attribute = place.partition(":")
-            return _command(cmd_name, getattr(import_module(module), attribute))
-        return _command(cmd_name, _plugin(cmd_name)) if cmd_name in names(COMMANDS) else None
+        place = self.places.get(cmd_name)
+        if place is None:
+            return None
+        module, _, attribute = place.partition(":")
+        return _command(cmd_name, getattr(import_module(module), attribute))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]
@@ -54,10 +57,29 @@ class Commands(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
+class _TwinCommands(Commands):
+    """Ours, and those that plug-ins add."""
+
+    places = BUILT_IN
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*BUILT_IN, *(name for name in names(COMMANDS) if name not in BUILT_IN)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in BUILT_IN:
+            return super().get_command(ctx, cmd_name)
+        return _command(cmd_name, _plugin(cmd_name)) if cmd_name in names(COMMANDS) else None
+
+
 def root() -> Any:
-    """The whole tree as a click command."""
-    app = _app(cls=Commands, no_args_is_help=True, epilog=EPILOG)
-    app.callback()(_twin)
+    """The whole tree of `twin` as a click command."""
+    return tree(_TwinCommands, _twin)
+
+
+def tree(commands: type[Commands], callback: Callable[..., None]) -> Any:
+    """A group of commands as a click command; what `callback` takes are options of the program itself."""
+    app = _app(cls=commands, no_args_is_help=True, epilog=EPILOG)
+    app.callback()(callback)
     return typer.main.get_command(app)
 
 
@@ -103,9 +125,10 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
-def _twin(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
-    ] = False,
-) -> None:
+Version = Annotated[
+    bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+]
+
+
+def _twin(version: Version = False) -> None:
     """A digital twin of an LLM inference cluster: replay a trace, read the report, compare."""
