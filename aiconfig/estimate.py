@@ -72,6 +72,7 @@ class Estimate:
     goodput_share: float | None = None
     energy_j: float | None = None  # of the whole run
     output_tokens: int | None = None  # of the whole run
+    requests: int | None = None  # that were played
     bands: Mapping[str, Band | None] = field(default_factory=lambda: NO_BANDS)
     notes: tuple[str, ...] = ()
 

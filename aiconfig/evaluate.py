@@ -209,6 +209,7 @@ def _estimate(candidate: Candidate, load: Load, played: Protocol, run: _Run, pri
         goodput_share=report.sla.attainment if report.sla is not None and _limits_requests(report) else None,
         energy_j=energy_j,
         output_tokens=sum(group.output_tokens for group in report.groups if group.role != "prefill"),
+        requests=played.requests,
         bands=dict(prior.bands if prior is not None else NO_BANDS),
         notes=tuple(_notes(run, played, load)),
     )

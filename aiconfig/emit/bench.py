@@ -125,5 +125,5 @@ def expected(estimate: Estimate | None) -> Iterator[str]:
 def _within(band: Band | None) -> str:
     if band is None:
         return ""
-    wide = f", nine in ten within {band.wide:.0%}" if band.wide is not None else ""
-    return f" (half of the predictions are within {band.typical:.0%}{wide}: {band.level})"
+    nine_in_ten = "" if band.wide is None else f", nine in ten within {band.wide:.0%}"
+    return f" (half of the predictions are within {band.typical:.0%}{nine_in_ten}: {band.level})"

@@ -11,6 +11,7 @@ from aiconfig.emit.bench import SHOWN, program, words
 from aiconfig.emit.launch import array
 from aiconfig.emit.plan import PORT, Plan
 from aiconfig.emit.yamltext import one_line
+from aiconfig.estimate import Band
 from policies.errors import ConfigError
 
 NO_BAND = 0.25
@@ -87,9 +88,15 @@ def predicted_rows(plan: Plan) -> list[dict[str, str | float]]:
             if value is not None:
                 told = CLIENT_NAMES.get(metric, {}).get(client, metric)
                 name = "median" if statistic == "p50" else statistic
-                wide = band.wide if band and band.wide is not None else NO_BAND
-                rows.append(_row(f"{metric} {statistic} in ms", f"{name}_{told}_ms", 1e3 * value, wide))
+                rows.append(_row(f"{metric} {statistic} in ms", f"{name}_{told}_ms", 1e3 * value, _allowed(band)))
     return rows
+
+
+def _allowed(band: Band | None) -> float:
+    """What nine in ten predictions are within; where that is not known, our choice, or what half of them are within."""
+    if band is None:
+        return NO_BAND
+    return band.wide if band.wide is not None else max(NO_BAND, band.typical)
 
 
 def _row(name: str, key: str, value: float, band: float) -> dict[str, str | float]:
