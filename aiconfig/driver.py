@@ -1,20 +1,19 @@
 """One search from end to end: which part of the space, who simulates it, and what there is when it is stopped.
 
-Only the order of things is here. A search that is stopped, or whose time is up, has the answer of what was done by then.
+Only the order of things is here. A search that is stopped, or whose time is up, answers from what was done by then.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 
-from aiconfig.candidate import Candidate
-from aiconfig.estimate import CLOSED_FORM, Estimate, Load
+from aiconfig.estimate import CLOSED_FORM
 from aiconfig.evaluate import Simulation, setting_of
-from aiconfig.evaluation import ClosedFormEvaluation, Evaluate
+from aiconfig.evaluation import ClosedFormEvaluation
 from aiconfig.finalists import Simulate, Spread, Turn, refusals_are_none, take_turn
 from aiconfig.load_point import Searched
 from aiconfig.outcome import SearchResult
+from aiconfig.patience import Patience, unplayed
 from aiconfig.reasons import Rejection
 from aiconfig.request import SearchRequest
 from aiconfig.result import Result, result_of
@@ -23,8 +22,7 @@ from aiconfig.sensitivity import Variation, variations
 from aiconfig.space import Legal, Space
 from aiconfig.study import StudyOptions
 from aiconfig.table import Row, rows_of
-from aiconfig.workload import Workload
-from policies.errors import CapabilityError, ConfigError
+from policies.errors import ConfigError
 from policies.frozen import frozen
 
 Told = Callable[[int, int], None]
@@ -50,8 +48,6 @@ class How:
     def __post_init__(self) -> None:
         if self.jobs < 1:
             raise ConfigError(f"--jobs {self.jobs}: at least 1 process")
-        if self.timeout_s is not None and not self.timeout_s > 0:
-            raise ConfigError(f"--timeout {self.timeout_s}: seconds, more than 0")
 
 
 @frozen
@@ -61,38 +57,6 @@ class Driven:
     result: Result
     rows: tuple[Row, ...]
     interrupted: bool
-
-
-class Patience:
-    """Until when to go on: to the end, until time is up, or until somebody presses Ctrl-C."""
-
-    def __init__(self, timeout_s: float | None) -> None:
-        self._until_s = None if timeout_s is None else time.monotonic() + timeout_s
-        self.interrupted = self.late = False
-
-    @property
-    def over(self) -> bool:
-        """Whether nothing more is to be begun."""
-        if self._until_s is not None and time.monotonic() >= self._until_s:
-            self.late = True
-        return self.interrupted or self.late
-
-    def asking(self, evaluate: Evaluate) -> Evaluate:
-        """The same, which has no answer any more when patience is over: that is no bug and no failure."""
-
-        def ask(candidate: Candidate, workload: Workload, load: Load) -> Estimate | None:
-            if self.over:
-                raise CapabilityError(STOPPED)
-            try:
-                return evaluate(candidate, workload, load)
-            except KeyboardInterrupt:
-                self.interrupted = True
-                raise CapabilityError(STOPPED) from None
-
-        return ask
-
-
-STOPPED = "the search was stopped before"
 
 
 def drive(request: SearchRequest, how: How, told: Told | None = None) -> Driven:
@@ -128,19 +92,21 @@ def _spread(how: How, simulate: Simulate, patience: Patience, told: Told | None)
     if how.ray is not None or how.jobs > 1:
         from aiconfig.spread import in_processes, on_ray
 
-        return on_ray(how.ray, told) if how.ray is not None else in_processes(how.jobs, told)
+        if how.ray is not None:
+            return on_ray(how.ray, told, patience)
+        return in_processes(how.jobs, told, patience)
 
     def spread(turns: Sequence[Turn]) -> list[Searched | Rejection]:
         found: list[Searched | Rejection] = []
         for turn in turns:
             if patience.over:
-                found.append(Rejection(name=turn.candidate.name, reason="not_simulated", detail=STOPPED))
+                found.append(unplayed(turn.candidate.name))
                 continue
             if told is not None:
                 told(len(found), len(turns))
             outcome = take_turn(turn, simulate)
             if isinstance(outcome, Rejection) and patience.over:
-                outcome = Rejection(name=turn.candidate.name, reason="not_simulated", detail=STOPPED)
+                outcome = unplayed(turn.candidate.name)
             found.append(outcome)
         return found
 

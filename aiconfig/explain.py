@@ -89,8 +89,8 @@ def _terms(result: Result, one: Scored) -> Iterator[str]:
     for pool in breakdown(one.candidate, request.workload, one.fit, one.estimate, request.hardware):
         memory = pool.memory
         yield (
-            f"{pool.role} {pool.label}: {memory.weights_gib:.1f} GiB of weights and {memory.kv_gib:.1f} GiB of KV on each "
-            f"of its GPUs, which have {memory.total_gib:.1f}"
+            f"{pool.role} {pool.label}: {memory.weights_gib:.1f} GiB of weights and {memory.kv_gib:.1f} GiB of KV "
+            f"on each of its GPUs, which have {memory.total_gib:.1f}"
         )
         for step in pool.steps:
             terms = ", ".join(

@@ -5,12 +5,13 @@ Who is left out, or refused by the twin, gets a reason.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from aiconfig.candidate import MODES, Candidate
 from aiconfig.estimate import Estimate, Load
 from aiconfig.evaluation import Evaluate
-from aiconfig.judge import judge
+from aiconfig.judge import Judgement, judge
 from aiconfig.load_point import Searched, simulated_load
 from aiconfig.outcome import Scored
 from aiconfig.reasons import Rejection
@@ -86,9 +87,17 @@ def _runs(turn: Turn, simulate: Simulate) -> Searched:
         return simulate(turn.candidate, request.workload, load)
 
     if request.load is None and sla is not None:
-        return simulated_load(at, turn.load, lambda estimate: judge(estimate, sla).kept)
+        return simulated_load(
+            at, turn.load, lambda run: judge(run, sla).kept, excess=lambda run: _worst_excess(judge(run, sla))
+        )
     estimate = at(turn.load)
     return Searched(best=estimate, runs=() if estimate is None else (estimate,))
+
+
+def _worst_excess(judgement: Judgement) -> float:
+    """Of the limit that binds; not a number where it is not judged."""
+    binding = judgement.binding
+    return math.nan if binding is None or binding.excess is None else binding.excess
 
 
 def shortlist(request: SearchRequest, ranked: list[Scored]) -> list[Scored]:

@@ -6,8 +6,9 @@ its noise; the loads that were tried are returned, so that nobody has to take it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from aiconfig.candidate import Candidate
 from aiconfig.closed_form import ClosedForm
@@ -21,6 +22,8 @@ RATE_STEPS: Final = 1000
 """Rates are searched in thousandths of the largest one that is served."""
 SIMULATED_RUNS: Final = 7
 """Runs of one candidate at most."""
+TOLERANCE: Final = 1.05
+"""How far the load that is found may be below one that breaks a limit."""
 
 
 def closed_form_load(
@@ -81,16 +84,19 @@ def simulated_load(
     start: Load,
     keeps: Callable[[Estimate], bool],
     runs: int = SIMULATED_RUNS,
+    excess: Callable[[Estimate], float] | None = None,
 ) -> Searched:
-    """Bisection in the logarithm of the load, from `start` downwards if it breaks a limit, up to 4 times it if not.
+    """Between the largest load that kept the limits and the smallest that broke one, until they are within a twentieth.
 
+    From `start` downwards if it breaks a limit, up to 4 times it if not. `excess` says how far a run is beyond its
+    limits (below 0: inside), which tells where to look next; without it loads are halved in their logarithm.
     `simulate` returns None for a load that a run does not survive; that counts as broken.
     """
     made: list[Estimate] = []
     best: Estimate | None = None
     unit, users = _size(start), start.users is not None
-    low, high = 0.0, 0.0  # shares of the start: kept, broken; 0: not known
-    share = 1.0
+    low = high = _UNKNOWN
+    share, streak = 1.0, 0
     tried: set[float] = set()
     while len(tried) < runs:
         load = Load(users=max(1, round(unit * share))) if users else Load(rps=unit * share)
@@ -100,22 +106,50 @@ def simulated_load(
         estimate = simulate(load)
         if estimate is not None:
             made.append(estimate)
+        beyond = math.nan if estimate is None or excess is None else excess(estimate)
         if estimate is not None and keeps(estimate):
-            best, low = estimate, share
+            best, low, streak = estimate, _Edge(share, beyond), max(1, streak + 1)
         else:
-            high = share
-        if low and high and high / low < 1.05:
+            high, streak = _Edge(share, beyond), min(-1, streak - 1)
+        if low.share and high.share and high.share / low.share < TOLERANCE:
             break
-        share = _next(low, high)
+        share = _next(low, high, streak)
         if share > 4.0:
             break
     return Searched(best=best, runs=tuple(made))
 
 
-def _next(low: float, high: float) -> float:
-    if not high:
-        return low * 1.3
-    return high / 2.0 if not low else float((low * high) ** 0.5)
+class _Edge(NamedTuple):
+    """A share of the start (0: not known), and how far its run was beyond the limits (not a number: not known)."""
+
+    share: float
+    excess: float
+
+    @property
+    def log(self) -> float:
+        """The excess such that a power law of the load is a straight line."""
+        return math.log1p(self.excess) if -1.0 < self.excess < math.inf else math.nan
+
+
+_UNKNOWN: Final = _Edge(0.0, math.nan)
+
+
+def _next(low: _Edge, high: _Edge, streak: int) -> float:
+    """The share to look at; `streak` is how often in a row loads kept the limits (below 0: broke them)."""
+    if not high.share:
+        steep = math.exp(-low.log / 2.0)  # a latency that rises with the square of the load
+        return low.share * (1.3 if math.isnan(steep) else min(max(steep, 1.08), 1.6))
+    if not low.share:
+        steep = math.exp(-high.log / 2.0)
+        # A second miss in a row says that the first guess was too careful.
+        return high.share * (0.5 if math.isnan(steep) or high.share < 0.9 else min(max(steep, 0.5), 0.92))
+    between = -low.log / (high.log - low.log) if high.log > low.log else math.nan
+    part = 0.5 if math.isnan(between) else min(max(between, 0.15), 0.85)
+    if streak > 1:  # the edge that stays is far: a law that is steep there draws a straight line too short
+        part = max(part, 0.6)
+    elif streak < -1:
+        part = min(part, 0.4)
+    return float(low.share * (high.share / low.share) ** part)
 
 
 def _size(load: Load) -> float:

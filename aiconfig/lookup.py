@@ -1,4 +1,4 @@
-"""One candidate of a finished search, by name or place: its estimate, or the rule that it breaks, and why it was left out.
+"""One candidate of a finished search, by name or place: its estimate or the rule that it breaks, and why it is not in.
 
 Candidates that the search did not keep in full are scored again by the closed form, which gives the same figures.
 """

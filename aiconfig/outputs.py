@@ -78,8 +78,8 @@ def write_search(folder: Path, driven: Driven, *, html: bool = True) -> Result:
 
 
 def write_deployed(folder: Path, result: Result, one: Scored) -> tuple[list[str], tuple[str, ...]]:
-    """best.toml with its rows, launch commands, manifests, bench.sh and verify.sh; their paths, and a line for each kind
-    that cannot be written."""
+    """best.toml with its rows, launch commands, manifests, bench.sh and verify.sh: their paths, and a line for each
+    kind that cannot be written."""
     files = write_twin(folder, result, one)
     plan = plan_of(result, one)
     notes = []

@@ -8,7 +8,6 @@ from typing import Final
 from aiconfig.breakdown import PoolBreakdown, breakdown
 from aiconfig.candidate import Candidate
 from aiconfig.closed_form import ClosedForm
-from aiconfig.driver import Patience
 from aiconfig.estimate import Estimate, Load
 from aiconfig.evaluate import Simulation, setting_of
 from aiconfig.evaluation import rejection
@@ -16,6 +15,7 @@ from aiconfig.finalists import Turn, take_turn
 from aiconfig.judge import Judgement, judge, screened
 from aiconfig.load_point import closed_form_load
 from aiconfig.memory import Fit, fit
+from aiconfig.patience import Patience
 from aiconfig.plain import to_plain
 from aiconfig.reasons import Rejection
 from aiconfig.request import SearchRequest
@@ -101,7 +101,7 @@ def _closed(closed_form: ClosedForm, candidate: Candidate, room: Fit, request: S
 
 def _simulated(candidate: Candidate, request: SearchRequest, start: Load) -> Estimate | Rejection:
     """By simulation: at the load itself where it was asked for, else the largest that keeps the limits."""
-    patience = Patience(None)
+    patience = Patience()
     simulate = patience.asking(Simulation(setting_of(request)))
     found = take_turn(Turn(request=request, candidate=candidate, load=start), simulate)
     if patience.interrupted:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from types import ModuleType
 from typing import Any, Final
 
 from aiconfig.evaluate import Simulation, setting_of
 from aiconfig.finalists import Outcome, Spread, Turn, take_turn
+from aiconfig.patience import Patience, unplayed
 from aiconfig.reasons import Rejection
 from policies.errors import CapabilityError, ConfigError
 from twin.sweep_pool import run_jobs
@@ -36,20 +37,23 @@ def _died(turn: Turn, why: str) -> Rejection:
     return Rejection(name=turn.candidate.name, reason="failed", detail=why)
 
 
-def in_processes(processes: int, told: Told | None = None) -> Spread:
-    """Turns in so many processes of this machine. Raises ConfigError for fewer than one."""
+def in_processes(processes: int, told: Told | None = None, patience: Patience | None = None) -> Spread:
+    """Turns in so many processes of this machine. Raises ConfigError for fewer than one.
+
+    With `patience` Ctrl-C ends them, and those that are not over are `not_simulated`.
+    """
     if processes < 1:
         raise ConfigError(f"--jobs {processes}: at least 1 process")
 
     def spread(turns: Sequence[Turn]) -> Sequence[Outcome]:
         if not turns:
             return []
-        return _in_order(run_jobs(simulated_turn, turns, processes, _died), len(turns), told)
+        return _in_order(run_jobs(simulated_turn, turns, processes, _died), turns, told, patience)
 
     return spread
 
 
-def on_ray(address: str, told: Told | None = None) -> Spread:
+def on_ray(address: str, told: Told | None = None, patience: Patience | None = None) -> Spread:
     """Turns on a Ray cluster: `address` as ray.init takes it ("auto", "HOST:PORT", ray://HOST:PORT).
 
     Every node needs dynatwin of this version, and the files that the request names (a trace, a table of GPUs) at the
@@ -63,7 +67,7 @@ def on_ray(address: str, told: Told | None = None) -> Spread:
         if started:
             _join(ray, address)
         try:
-            return _in_order(_on_cluster(ray, turns), len(turns), told)
+            return _in_order(_on_cluster(ray, turns), turns, told, patience)
         finally:
             if started:
                 ray.shutdown()
@@ -110,10 +114,23 @@ def _on_cluster(ray: ModuleType, turns: Sequence[Turn]) -> Iterator[tuple[int, O
             ray.cancel(reference, force=True)
 
 
-def _in_order(outcomes: Iterator[tuple[int, Outcome]], count: int, told: Told | None) -> list[Outcome]:
+def _in_order(
+    outcomes: Iterator[tuple[int, Outcome]], turns: Sequence[Turn], told: Told | None, patience: Patience | None
+) -> list[Outcome]:
+    """Outcomes in the order of the turns, as far as patience goes."""
     found: dict[int, Outcome] = {}
-    for place, outcome in outcomes:
-        found[place] = outcome
-        if told is not None:
-            told(len(found), count)
-    return [found[place] for place in range(count)]
+    try:
+        for place, outcome in outcomes:
+            found[place] = outcome
+            if told is not None:
+                told(len(found), len(turns))
+            if patience is not None and patience.over:
+                break
+    except KeyboardInterrupt:
+        if patience is None:
+            raise
+        patience.interrupted = True
+    finally:
+        if isinstance(outcomes, Generator):
+            outcomes.close()
+    return [found.get(place) or unplayed(turn.candidate.name) for place, turn in enumerate(turns)]

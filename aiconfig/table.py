@@ -64,7 +64,7 @@ class Row(NamedTuple):
 
 
 def rows_of(outcome: SearchResult) -> Iterator[Row]:
-    """First those with an estimate in their order, each with its reason if it was left out all the same; then others."""
+    """First those with an estimate in their order, each with its reason if it is left out all the same; then others."""
     reasons = {one.name: one for one in outcome.rejections}
     fronted = {one.candidate.name for one in outcome.front}
     for rank, one in enumerate(outcome.ranked, start=1):
