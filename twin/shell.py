@@ -1,4 +1,4 @@
-"""What every command of ours has in common: it runs what a line asks for, and turns every way of ending into an exit code.
+"""What every command of ours has in common: it runs what a line asks for and turns every way of ending into a code.
 
 Only this file, `twin.cli`, `aiconfig.cli` and their folders of commands print and exit: results go to stdout,
 everything else to stderr, errors as one line.
