@@ -90,3 +90,28 @@ def test_reach_names_what_is_beyond_it() -> None:
 
 def test_a_band_without_figures_says_nothing() -> None:
     assert Band(tpot=None, ttft=None).text() is None
+
+
+def test_the_shipped_calibration_by_name() -> None:
+    near = block_of("calibrated", "vllm", row(model="llama-3.1-70b", tp=4).placed)
+    assert near.level == "model"
+    assert near.label == "vllm-hopper for llama-3.1-70b"
+    assert near.error_band is not None
+    for engine in ("vllm", "sglang", "trtllm"):
+        for gpu, level in (("h200_sxm", "engine"), ("b300_sxm", "engine"), ("mi300x", "generic")):
+            block = block_of("calibrated", engine, row(model="mixtral-8x7b", gpu=gpu).placed)
+            assert block.level == level
+            assert block.error_band is not None
+            assert not block.error_band.startswith("TTFT")
+    assert block_of("", "vllm", row().placed) == named_block("vllm-hopper")  # the default has not moved
+
+
+def test_bands_of_the_shipped_calibration_widen_with_distance() -> None:
+    """In the median over engines: a model that was never measured is missed by more than a configuration was."""
+    near, far = [], []
+    for engine in ("vllm", "sglang", "trtllm"):
+        for gpu in ("h100_sxm", "b200_sxm"):
+            block = block_of("calibrated", engine, row(gpu=gpu).placed)
+            near += [band.tpot[0] for name, band in block.bands.items() if name and band.tpot]
+            far += [band.tpot[0] for name, band in block.bands.items() if not name and band.tpot]
+    assert sorted(near)[len(near) // 2] < sorted(far)[len(far) // 2]
