@@ -128,3 +128,28 @@ def test_on_sglang_who_waits_for_a_store_does_not_end_those_behind(tmp_path: Pat
     run = toy(trace, tmp_path / "run", *sets, *sglang, key_tokens=64)
     assert run.requests("status") == ["completed"] * 5
     assert hits(run)["g2"] >= 2
+
+
+@pytest.mark.parametrize(("kind", "over_ms"), [("vllm", 2128), ("trtllm", 2138)])
+@pytest.mark.parametrize("leap", [True, False])
+def test_blocks_that_come_up_where_a_step_ends_are_told_of_with_the_next_one(
+    leap: bool, kind: str, over_ms: int, tmp_path: Path
+) -> None:
+    """X decodes from 2066 ms on, 10 ms a step. A is looked up at 2106 and comes up in 20 ms, when the second step from
+    there ends; its last two tokens take 2 ms, and TRT-LLM decodes with them."""
+    requests = [(0, 130, [1, 2, 3], 1), (1000, 450, list(range(10, 18)), 1), (2000, 66, [30, 31], 40)]
+    trace = rows(tmp_path, *((*request, None) for request in requests), (2100, 130, [1, 2, 3], 1, None))
+    slow = (
+        "workers.engine.kv_blocks=8",
+        "workers.kvbm.cpu_gb_per_s=0.8388608",
+        "router.mode=kv",
+        f"workers.engine.kind={kind}",
+        "allow_no_effect=true",
+    )
+    run = toy(trace, tmp_path / "run", *TIER, *slow, serial=False, key_tokens=64, leap=leap, journal=True)
+    assert hits(run)["g2"] == 2
+    assert run.ms("ttft_s")[3] == over_ms - 2100
+    said = [json.loads(line).get("event", {}) for line in (run.folder / "journal.jsonl").read_text().splitlines()]
+    stored = [event for event in said if event.get("type") == "BlocksStored"]
+    told_s = [event["at_s"] for event in stored if event["tier"] == "G1_DEVICE"]
+    assert told_s == [0.13, 1.45, 2.066, over_ms / 1000]

@@ -311,6 +311,12 @@ class MockWorker:
             self.engine.loaded(load.seq)  # type: ignore[attr-defined]  # only engines with a tier begin loads
             self.nudge()
 
+    def _take_in(self) -> None:
+        """What has come up while a step was under way is the engine's now."""
+        for seq in self._loaded:
+            self.engine.loaded(seq)  # type: ignore[attr-defined]
+        self._loaded.clear()
+
     def load(self, at_s: float) -> tuple[int, int, int, int]:
         """Running, waiting, active and cached blocks at `at_s`, in the middle of a leap too."""
         return self.engine.load(self._plan, at_s)
@@ -350,13 +356,15 @@ class MockWorker:
             self._let_go(outcome)
         if self._at_step_end:
             self._finish_step()
-        if self._loaded:
-            for seq in self._loaded:
-                engine.loaded(seq)  # type: ignore[attr-defined]
-            self._loaded.clear()
+        if self._loaded and (plan.steps or not plan.settled):
+            self._take_in()
         if lane is not None:
             lane.attend()
         self._on_step(self, outcome)
+        if self._loaded:  # a leap was cut at this instant, at which one of its steps had ended: they came after that
+            self._take_in()
+            if lane is not None:
+                lane.attend()
         queue = clock._queue
         if queue and queue[0][0] <= clock._now:  # something else is due at this instant: it goes first
             self._wake = clock.at(clock._now, self._step_start, self._on_start)
