@@ -47,6 +47,7 @@ def never_measured(design: Design) -> dict[str, Metrics]:
     rows = design.rows
     pairs = folds.still_known(rows, folds.by_pair, folds.by_model, folds.by_gpu)
     versions = folds.still_known(rows, folds.by_version, folds.by_block)
+    versions &= np.array([folds.by_version(row) != folds.ALWAYS_SEEN for row in rows])
     return {
         "model never measured": part(design, folds.unseen(design, folds.by_model)),
         "engine version never measured": part(design, folds.unseen(design, folds.by_version), versions),

@@ -18,6 +18,7 @@ from twin.calibrate.measured import Measurement
 from twin.calibrate.pricing import Means
 
 FOLDS = 5
+ALWAYS_SEEN = ""
 
 Key = Callable[[Measurement], str]
 
@@ -54,20 +55,20 @@ def by_pair(row: Measurement) -> str:
 
 
 def by_version(row: Measurement) -> str:
-    """Releases of engines, in folds."""
-    return str(fold_of(f"{row.engine}/{row.engine_version}"))
+    """Releases of engines, in folds; runs whose release is not known are never left out."""
+    return str(fold_of(f"{row.engine}/{row.engine_version}")) if row.engine_version else ALWAYS_SEEN
 
 
 def unseen(design: Design, key: Key) -> Means:
     """What fits predict for rows that they have not seen: for each value of the key, a fit to all other rows.
 
-    NaN where nothing would be left to fit.
+    NaN where nothing would be left to fit, and where the key is `ALWAYS_SEEN`.
     """
     keys = np.array([key(row) for row in design.rows])
     ttft, tpot = np.full(len(keys), math.nan), np.full(len(keys), math.nan)
     for value in sorted(set(keys.tolist())):
         out = keys == value
-        if out.all():
+        if out.all() or value == ALWAYS_SEEN:
             continue
         predicted = design.part(out).predict(fit(design.part(~out)))
         ttft[out], tpot[out] = predicted.ttft, predicted.tpot
