@@ -15,24 +15,25 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from policies.errors import ConfigError
+from policies.errors import CapabilityError, ConfigError
 from twin.calibrate import folds
 from twin.calibrate.bands import Metrics
 from twin.calibrate.columns import parse_columns
 from twin.calibrate.errors import errors_of
 from twin.calibrate.fit import fit, uncalibrated
 from twin.calibrate.fitted import Design
-from twin.calibrate.measured import Measurement, read_table
+from twin.calibrate.measured import read_table
 from twin.calibrate.pricing import Means
+from twin.calibrate.shapes import COLUMNS
 from twin.calibrate.study import design_of, errors_by_slice
 from twin.calibrate.tables import markdown_table, text_table
+from twin.perf.protocol import LatencyModel, PrefillChunk
 
 SHARED = Path(os.environ.get("DYNATWIN_SHARED", Path(__file__).resolve().parents[2] / "shared"))
 TABLE = SHARED / "validation" / "silicon" / "agg_train.parquet"
@@ -68,23 +69,48 @@ def part(design: Design, predicted: Means, rows: np.ndarray | None = None) -> Me
 
 
 def peer_means(design: Design) -> Means:
-    """What aiconfigurator-core answers for each row; NaN where it refuses.
+    """What step times of aiconfigurator-core give for the same schedules and protocol; NaN where it refuses.
 
-    The adapter has `serving_means(row)`, which returns (ttft_s, tpot_s) of a `Measurement` or raises ConfigError.
+    It has no path outside the engine, so it gets the one of our fit to all rows.
     """
-    try:
-        from twin.perf.external import serving_means  # type: ignore[import-not-found,unused-ignore]
-    except ImportError:
-        sys.exit("accuracy: --peer needs aiconfigurator-core: pip install 'dynatwin[silicon]'")
-    ask: Callable[[Measurement], tuple[float, float]] = serving_means
-    answers = []
-    for row in design.rows:
+    from twin.perf.external import Names, silicon
+
+    models: dict[int, LatencyModel | None] = {}
+    for at, (engine, placed) in enumerate(design.cells):
         try:
-            answers.append(ask(row))
-        except ConfigError:
-            answers.append((math.nan, math.nan))
-    ttft, tpot = np.array(answers).T
+            models[at] = silicon(placed, engine, "accuracy", Names())
+        except (CapabilityError, ConfigError) as error:
+            if "pip install" in str(error):
+                sys.exit(f"accuracy: {error}")
+            models[at] = None
+    found = fit(design)
+    own, inside = design.predict(found), design.inside(found)
+    ttft, tpot = np.full(len(design.rows), math.nan), np.full(len(design.rows), math.nan)
+    for at, (cell, shapes) in enumerate(zip(design.cell.tolist(), design.shapes, strict=True)):
+        model = models[cell]
+        try:
+            seconds = None if model is None else np.array([_priced(model, line) for line in shapes.work])
+        except CapabilityError:
+            seconds = None
+        if seconds is not None:
+            ttft[at] = shapes.ttft @ seconds + own.ttft[at] - inside.ttft[at]
+            tpot[at] = shapes.tpot @ seconds
     return Means(ttft, tpot)
+
+
+def _priced(model: LatencyModel, line: np.ndarray) -> float:
+    """Seconds of one shape. How many prompts share its tokens follows from their pairs."""
+    work = dict(zip(COLUMNS, line.tolist(), strict=True))
+    batch = round(work["sequences"])
+    ctx = round(work["ctx_tokens"])
+    prompt = round(work["tokens"]) - batch
+    if prompt < 1:
+        return model.decode_piece(max(1, batch), max(1, ctx)).g0
+    pairs = work["pairs"] or work["window_pairs"]
+    count = max(1, round(prompt * prompt / (2 * pairs)))
+    new = max(1, prompt // count)
+    past = max(0, round((pairs / count - new * (new + 1) / 2) / new))
+    return model.step_s([PrefillChunk(new, past, 0, True)] * count, batch, ctx, 0, 0)
 
 
 def main() -> None:

@@ -109,10 +109,14 @@ class Design:
         pairs = zip(self.cells, coefficients, strict=True)
         return np.array([cost_row(step_costs(placed, c)) for (_, placed), c in pairs])
 
+    def inside(self, source: Source) -> Means:
+        """The same without the path outside the engine."""
+        return self.pricing.means(self.table([source.coefficients(*cell) for cell in self.cells]))
+
     def predict(self, source: Source) -> Means:
         """The mean TTFT, with the path outside the engine, and the mean TPOT of every row."""
         coefficients = [source.coefficients(engine, placed) for engine, placed in self.cells]
-        inside = self.pricing.means(self.table(coefficients))
+        inside = self.inside(source)
         cells = self.cell.tolist()
         usual_s = [coefficients[at].client_s for at in cells]
         constant = np.array([source.client_s(row, own_s) for row, own_s in zip(self.rows, usual_s, strict=True)])
