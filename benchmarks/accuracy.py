@@ -130,12 +130,18 @@ def main() -> None:
     )
     if args.score is not None:
         print(f"\nfitted to {args.fit.name}\n{show(errors_by_slice(design, design.predict(found)))}")
+        ours = design.predict(found)
     else:
         print(f"\n{folds.FOLDS} folds over configurations")
-        print(show(errors_by_slice(design, folds.unseen(design, folds.by_group))))
+        ours = folds.unseen(design, folds.by_group)
+        print(show(errors_by_slice(design, ours)))
         print(f"\nnever measured\n{show(never_measured(design))}")
     if args.peer:
-        print(f"\naiconfigurator-core, refusals as 100 %\n{show(errors_by_slice(design, peer_means(design)))}")
+        peer = peer_means(design)
+        answered = ~np.isnan(peer.tpot)
+        same = {"aiconfigurator-core": part(design, peer, answered), "ours": part(design, ours, answered)}
+        print(f"\naiconfigurator-core, refusals as 100 %\n{show(errors_by_slice(design, peer))}")
+        print(f"\nboth, where it answers\n{show(same)}")
     print(f"\n{FLOOR}")
     print(f"{time.process_time() - began:.0f} CPU seconds in this process", file=sys.stderr)
 
