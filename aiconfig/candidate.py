@@ -60,8 +60,8 @@ class Candidate:
 
     @property
     def mode(self) -> str:
-        """ "agg" or "disagg"."""
-        return "agg" if len(self.pools) == 1 else "disagg"
+        """ "agg" or "disagg". (A pool of one of two roles alone stands for what is said of its workers.)"""
+        return "agg" if self.pools[0].role == "mixed" else "disagg"
 
     @property
     def gpus(self) -> int:

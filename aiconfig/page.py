@@ -82,13 +82,12 @@ def pareto_chart(result: Result, rows: Sequence[Row]) -> Chart:
     """Output tokens a second for each user against those for each GPU of the budget."""
     simulated = {one.candidate.name: one for one in result.found} if result.simulated else {}
     formula = [row for row in rows if row.name not in simulated and row.tokens_per_s_per_user is not None]
-    front = [one for one in result.found if one.candidate.name in result.front]
-    front.sort(key=lambda one: one.estimate.tokens_per_s_per_user or 0.0)
+    fronted = [_of_row(row) for row in rows if row.name in result.front]
     series = [
         _cloud("closed form, means", [_of_row(row) for row in formula], 6),
         _cloud("beyond a limit", [_of(one, result) for one in simulated.values() if one.distance], 4),
         _cloud("simulated", [_of(one, result) for one in simulated.values() if not one.distance], 0),
-        _line("front", [_of(one, result) for one in front], 1),
+        _line("front", sorted(fronted), 1),
     ]
     return Chart(
         title="Speed for a user against throughput for a GPU",
@@ -131,11 +130,16 @@ def _line(label: str, points: Sequence[_Point], colour: int) -> Series:
     return Series(label=label, x=x, y=y, colour=colour, kind="line", says=[point[2] for point in points])
 
 
+def check_picture(path: Path) -> None:
+    """Raises ConfigError for a name with another ending."""
+    if path.suffix.lower() != ".png":
+        raise ConfigError(f"--png {path}: must end in .png; it is the only format of the picture")
+
+
 def write_picture(result: Result, rows: Sequence[Row], path: Path) -> Path:
     """The plot as a PNG file. Raises ConfigError for another ending, for nothing to draw, and for a path that cannot be
     written."""
-    if path.suffix.lower() != ".png":
-        raise ConfigError(f"--png {path}: must end in .png; it is the only format of the picture")
+    check_picture(path)
     from reports.picture import write_chart
 
     return write_chart(pareto_chart(result, rows), path, next(answer.headline(result), ""))

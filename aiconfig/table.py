@@ -25,7 +25,7 @@ class Row(NamedTuple):
     rank: int | None
     engine: str
     mode: str
-    gpus: int
+    gpus: int | None
     pools: str
     reason: str | None
     needs: float | None
@@ -114,7 +114,7 @@ def _rejected(why: Rejection, model: str) -> Row:
         candidate = candidate_of(why.name, model)
     except ConfigError:  # a rule on one worker of two is about that worker alone
         engine, _, rest = why.name.partition("-")
-        mode, gpus, pools = rest.partition("-")[0], 0, ""
+        mode, gpus, pools = rest.partition("-")[0], None, ""
     else:
         engine, mode, gpus = candidate.engine, candidate.mode, candidate.gpus
         pools = " + ".join(pool.label for pool in candidate.pools)

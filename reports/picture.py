@@ -77,7 +77,7 @@ def write_chart(chart: Chart, path: Path, told: str) -> Path:
     with _house_style():
         figure = Figure(figsize=CHART_IN, dpi=DPI, facecolor="white")
         FigureCanvasAgg(figure)
-        _panel(figure.add_axes((0.09, 0.15, 0.87, 0.69)), chart)
+        _panel(figure.add_axes((0.09, 0.15, 0.87, 0.69)), chart, left=0.0)
         metadata = {"Title": chart.title, "Description": told, "Software": None}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -204,7 +204,7 @@ def _axes(figure: Figure, box_in: tuple[float, float, float, float]) -> Axes:
     return figure.add_axes(share)
 
 
-def _panel(axes: Axes, chart: Chart) -> None:
+def _panel(axes: Axes, chart: Chart, left: float = -0.13) -> None:
     axes.set_title(chart.title, loc="left", fontsize=10, fontweight="bold", pad=19)
     axes.spines[["top", "left", "right"]].set_visible(False)
     axes.spines["bottom"].set_color(SOFT)
@@ -218,7 +218,7 @@ def _panel(axes: Axes, chart: Chart) -> None:
         _draw(axes, series)
     for mark in chart.marks:
         _limit(axes, mark)
-    for x, words, side in ((-0.13, chart.note, "left"), (1.0, chart.x.title, "right")):
+    for x, words, side in ((left, chart.note, "left"), (1.0, chart.x.title, "right")):
         axes.text(x, -0.14, words, transform=axes.transAxes, ha=side, va="top", fontsize=7, color=SOFT)
     axes.legend(
         loc="lower left", bbox_to_anchor=(-0.015, 0.975), ncols=len(chart.series), frameon=False, fontsize=8,
@@ -268,11 +268,13 @@ def _lone(values: F64) -> list[int]:
 
 
 def _limit(axes: Axes, limit: Mark) -> None:
-    """A limit of the SLA, which lies across these charts."""
-    assert limit.axis == "y"
-    assert limit.colour is not None
-    axes.axhline(limit.at, color=COLOURS[limit.colour], linewidth=1, linestyle=":")
-    if axes.get_ylim()[0] <= limit.at <= axes.get_ylim()[1]:
-        at = (axes.get_xlim()[1], limit.at)
+    """A limit that lies across the chart, or stands in it."""
+    colour = SOFT if limit.colour is None else COLOURS[limit.colour]
+    across = limit.axis == "y"
+    (axes.axhline if across else axes.axvline)(limit.at, color=colour, linewidth=1, linestyle=":")
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    if (low if across else left) <= limit.at <= (high if across else right):
+        at = (right, limit.at) if across else (limit.at, high)
+        offset = (0, 3) if across else (-3, -9)
         box = {"facecolor": "white", "alpha": 0.75, "linewidth": 0, "pad": 0.5}
-        axes.annotate(limit.label, at, (0, 3), textcoords="offset points", ha="right", fontsize=7.5, bbox=box)
+        axes.annotate(limit.label, at, offset, textcoords="offset points", ha="right", fontsize=7.5, bbox=box)

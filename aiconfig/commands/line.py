@@ -134,7 +134,17 @@ def _demand_of(values: Values) -> Mapping[str, object]:
         found["workload"] = workload_of({**values, "arrivals": "poisson"})
     if load is not None:
         found["load"] = load
+        _check_load(load, found.get("workload"))
     return found
+
+
+def _check_load(load: Load, workload: object) -> None:
+    """Users are for a closed loop, a rate is for arrivals by themselves."""
+    arrivals = getattr(workload, "arrivals", "closed")
+    if load.users is not None and arrivals != "closed":
+        raise ConfigError(f"--users {load.users}: users are for --arrivals closed, and arrivals are {arrivals}")
+    if load.rps is not None and arrivals == "closed":
+        raise ConfigError(f"--rate {load.rps:g}: a rate is for --arrivals poisson or recorded, and arrivals are closed")
 
 
 def workload_of(values: Values) -> Workload:

@@ -54,6 +54,10 @@ def run(values: Values) -> int:
     request = _request(values, objectives)
     how = _how(values, objectives)
     folder = _folder(values, request, how)
+    if "png" in values:
+        from aiconfig.page import check_picture
+
+        check_picture(Path(values["png"]))
     if not quiet:
         print("\n".join(request.lines()), end="\n\n", file=sys.stderr)
     from aiconfig.driver import drive
