@@ -1,4 +1,4 @@
-"""The `aiconfig` command from the outside: what a search prints and writes, how it ends, and that its answer replays."""
+"""The `aiconfig` command from the outside: what a search prints and writes, how it ends, and that it replays."""
 
 from __future__ import annotations
 
