@@ -132,6 +132,7 @@ def plan_of(result: Result, one: Scored) -> Plan:
         estimate=one.estimate,
         config=to_config(one.candidate, workload, one.load, workload.trace or Path(ROWS), setting_of(request)),
         sla=request.sla.text if request.sla is not None and request.load is None else None,
+        hardware=request.hardware,
     )
 
 

@@ -1,6 +1,6 @@
-"""Writes docs/cli.md and docs/config.md from the command line and the configuration themselves.
+"""Writes docs/cli.md, docs/aiconfig-cli.md and docs/config.md from the command lines and the configuration themselves.
 
-    python docs/reference.py          writes both
+    python docs/reference.py          writes them
     python docs/reference.py --check  says whether they are up to date, and writes nothing
 
 A test runs the check, so the documents cannot drift from what they describe.
@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from aiconfig.commands.tree import PLACES
+from aiconfig.commands.tree import root as aiconfig_root
 from twin.commands.tree import BUILT_IN, root
 from twin.config import LARGEST, NAMES, Entry, keys_of
 from twin.config_file import MANY
@@ -30,6 +32,12 @@ An error is one line on stderr: what, where, the value, the limit, the next step
 
 | exit code | meaning |
 |---|---|
+"""
+AICONFIG_HEAD = """# The `aiconfig` command
+
+Made by `python docs/reference.py` from the command itself; [aiconfig.md](aiconfig.md) says how to use it. Results go to
+stdout; progress and notices go to stderr. An error is one line on stderr: what, where, the value, the limit, the next
+step. Exit codes are those of [`twin`](cli.md): 0 something keeps the limits, 3 nothing does, 2 bad input, 130 Ctrl-C.
 """
 EXITS = {
     Exit.OK: "done",
@@ -85,6 +93,13 @@ def cli() -> str:
     tree = root()
     commands = (part for name in BUILT_IN for part in _command(f"twin {name}", tree.get_command(None, name)))
     return CLI_HEAD + exits + "".join(commands)
+
+
+def aiconfig_cli() -> str:
+    """docs/aiconfig-cli.md."""
+    tree = aiconfig_root()
+    commands = (part for name in PLACES for part in _command(f"aiconfig {name}", tree.get_command(None, name)))
+    return AICONFIG_HEAD + "".join(commands)
 
 
 def _command(path: str, command: Any) -> Iterator[str]:
@@ -165,7 +180,7 @@ def _may_be(entry: Entry) -> str:
 def main() -> int:
     """Write the documents, or say which of them are out of date."""
     stale = []
-    for name, text in (("cli.md", cli()), ("config.md", config())):
+    for name, text in (("cli.md", cli()), ("aiconfig-cli.md", aiconfig_cli()), ("config.md", config())):
         path = HERE / name
         if "--check" not in sys.argv[1:]:
             path.write_text(text, encoding="utf-8")

@@ -94,6 +94,9 @@ def import_(
     model: Annotated[str | None, typer.Option("--model", help="Our name of the model.", metavar="NAME")] = None,
     gpu: Annotated[str | None, typer.Option("--gpu", help="GPU of the workers.", metavar="NAME")] = None,
     weights: Annotated[str | None, typer.Option("--weights", help="Format of the weights.", metavar="NAME")] = None,
+    hardware: Annotated[
+        Path | None, typer.Option("--hardware", help="TOML file with GPUs of your own.", metavar="FILE")
+    ] = None,
     replicas: Annotated[int | None, typer.Option("--replicas", help="Workers.", metavar="N")] = None,
     role: Annotated[str | None, typer.Option("--role", help="mixed, prefill or decode.", metavar="NAME")] = None,
     engine_version: Annotated[
@@ -106,7 +109,15 @@ def import_(
     from aiconfig.emit.reading import Stated, import_files, import_line
     from aiconfig.plain import to_plain
 
-    stated = Stated(model=model, gpu=gpu, weights=weights, replicas=replicas, role=role, version=engine_version)
+    stated = Stated(
+        model=model,
+        gpu=gpu,
+        weights=weights,
+        replicas=replicas,
+        role=role,
+        version=engine_version,
+        hardware=hardware,
+    )
     if (command is None) == (not files):
         raise ConfigError("import reads files, or --command TEXT: give one of them")
     found = import_files(files or [], stated) if command is None else import_line(command, stated)

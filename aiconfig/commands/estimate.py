@@ -134,7 +134,8 @@ def _configured(values: Values, demand: Values) -> tuple[Candidate, SearchReques
     if path.suffix != ".toml":
         from aiconfig.emit.reading import Stated, import_files
 
-        stated = Stated(model=values.get("model"), gpu=values.get("gpu"))
+        hardware = Path(values["hardware"]) if "hardware" in values else None
+        stated = Stated(model=values.get("model"), gpu=values.get("gpu"), hardware=hardware)
         candidate = import_files([path], stated).candidate
         request = request_of({name: value for name, value in demand.items() if name not in ("gpu", "model", "config")})
         return candidate, replace(request, model=candidate.model, gpus=candidate.gpus)
@@ -152,12 +153,12 @@ def _configured(values: Values, demand: Values) -> tuple[Candidate, SearchReques
     if "sla" not in asked and config.sla is not None:
         asked["sla"] = config.sla
     request = request_of(asked)
-    hardware = next((group.latency.params.get("hardware") for group in config.workers), None)
+    own = next((group.latency.params.get("hardware") for group in config.workers), None)
     return candidate, replace(
         request,
         model=candidate.model,
         gpus=candidate.gpus,
-        hardware=Path(str(hardware)) if hardware is not None else request.hardware,
+        hardware=Path(str(own)) if own is not None else request.hardware,
     )
 
 
