@@ -52,6 +52,7 @@ UNREAD = frozenset(
     (
         *("duplicate_ids", "measured_date", "image", "model_as_listed", "gemm_quant_mode", "moe_quant_mode"),
         *("num_warmups", "gpus", "moe_tp", "knob_evidence", "quality_flags"),
+        "__index_level_0__",  # what pandas adds
         *("raw_tp_size", "raw_attention_dp_size", "raw_moe_tp_size", "raw_moe_ep_size", "raw_batch_size"),
     )
 )
