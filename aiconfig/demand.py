@@ -24,11 +24,13 @@ from traces.schema import ARRIVAL, HASH_IDS, ISL, META_BLOCK, META_GENERATOR, ME
 from traces.schema import canonical_schema as schema_of
 
 REQUESTS_PER_USER: Final = 10
+ENOUGH_REQUESTS: Final = 1000
+"""Behind the warm-up: the fewest for percentiles (specification R3). Where ten for each user are more, so many do."""
+LEAST_PER_USER: Final = 4
 LEAST_REQUESTS: Final = 200
 OPEN_REQUESTS: Final = 1200
-"""Rows of an open loop: 1,000 are left behind the warm-up, the fewest for percentiles (specification R3)."""
 OPEN_WARMUP: Final = 6
-"""One row in so many of an open loop is warm-up."""
+"""One row in so many of an open loop is warm-up: 1,000 are left of 1,200."""
 LEAST_PREFIX: Final = 16
 """Prompts that have fewer tokens in common share nothing: no engine but SGLang has blocks so small."""
 
@@ -53,12 +55,18 @@ def protocol(workload: Workload, load: Load) -> Protocol:
     if load.users is not None:
         if workload.arrivals != "closed":
             raise ConfigError(f"{load}: users are for --arrivals closed, and arrivals are {workload.arrivals}")
-        requests = workload.requests or max(LEAST_REQUESTS, REQUESTS_PER_USER * load.users)
+        requests = workload.requests or _closed_requests(load.users)
         return Protocol(requests=requests, warmup=load.users if 2 * load.users <= requests else 0)
     if workload.arrivals == "closed":
         raise ConfigError(f"{load}: a rate is for --arrivals poisson or recorded, and arrivals are closed")
     requests = workload.requests or OPEN_REQUESTS
     return Protocol(requests=requests, warmup=requests // OPEN_WARMUP)
+
+
+def _closed_requests(users: int) -> int:
+    """Ten for each user, at least 200; for many users 1,000 behind the warm-up, and at least four for each."""
+    usual = min(REQUESTS_PER_USER * users, ENOUGH_REQUESTS + users)
+    return max(LEAST_REQUESTS, usual, LEAST_PER_USER * users)
 
 
 def write_rows(workload: Workload, rows: int, path: Path) -> None:

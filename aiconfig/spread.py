@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import socket
 from collections.abc import Callable, Generator, Iterator, Sequence
 from types import ModuleType
 from typing import Any, Final
@@ -21,6 +22,8 @@ from twin.sweep_pool import run_jobs
 
 WANTED: Final = "ray is not installed: --ray needs it here and on every node; pip install 'dynatwin[distributed]'"
 
+REACHED_S: Final = 5.0
+"""How long a cluster may take to answer at all."""
 Told = Callable[[int, int], None]
 """Called with (turns over, all turns)."""
 
@@ -89,12 +92,20 @@ def _ray() -> ModuleType:
 
 def _join(ray: ModuleType, address: str) -> None:
     try:
+        _check_reachable(address)
         ray.init(address=address, log_to_driver=False, logging_level="error")
     except Exception as error:
         why = (str(error) or type(error).__name__).splitlines()[0]
         raise ConfigError(
             f"--ray {address}: no cluster there ({why}); start one with: ray start --head, and give its HOST:PORT"
         ) from None
+
+
+def _check_reachable(address: str) -> None:
+    """Raises OSError where nobody listens: Ray itself would try for minutes, and then end the process."""
+    host, colon, port = address.rpartition("://")[2].rpartition(":")
+    if colon and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=REACHED_S).close()
 
 
 def _on_cluster(ray: ModuleType, turns: Sequence[Turn]) -> Iterator[tuple[int, Outcome]]:

@@ -74,6 +74,8 @@ def test_poisson_arrivals_come_once_a_second() -> None:
 def test_how_much_is_played() -> None:
     assert protocol(workload(requests=None), Load(users=4)) == Protocol(requests=200, warmup=4)
     assert protocol(workload(requests=None), Load(users=64)) == Protocol(requests=640, warmup=64)
+    assert protocol(workload(requests=None), Load(users=300)) == Protocol(requests=1300, warmup=300)
+    assert protocol(workload(requests=None), Load(users=1000)) == Protocol(requests=4000, warmup=1000)
     assert protocol(workload(requests=100), Load(users=64)) == Protocol(requests=100, warmup=0)
     played = protocol(workload(requests=None, arrivals="poisson"), Load(rps=2.0))
     assert played.requests - played.warmup == 1000, "percentiles take 1,000 completions"
