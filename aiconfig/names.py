@@ -25,14 +25,13 @@ def candidate_of(name: str, model: str) -> Candidate:
     """The deployment of `model` that has this name. Raises ConfigError for what is no name of any."""
     found = _WHOLE.fullmatch(name)
     pools = found and _pools(found["mode"], found["pools"])
-    if not found or pools is None:
-        raise ConfigError(
-            f"candidate {name!r}: not a name as a search prints it, such as "
-            "vllm-agg-2xtp4-h100_sxm-bf16-kvbf16-b256-t8192"
-        )
-    candidate = Candidate(model=model, engine=found["engine"], pools=pools, nextn=int(found["nextn"] or 0))
-    assert candidate.name == name, f"{candidate.name} is not {name}"
-    return candidate
+    if found and pools is not None:
+        candidate = Candidate(model=model, engine=found["engine"], pools=pools, nextn=int(found["nextn"] or 0))
+        if candidate.name == name:
+            return candidate
+    raise ConfigError(
+        f"candidate {name!r}: not a name as a search prints it, such as vllm-agg-2xtp4-h100_sxm-bf16-kvbf16-b256-t8192"
+    )
 
 
 def nearest_of(name: str, known: list[str]) -> str:

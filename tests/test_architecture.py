@@ -144,6 +144,12 @@ def test_a_replay_loads_no_heavy_package(tmp_path: Path) -> None:
     assert modules_after(code, tmp_path, HEAVY_FOR_REPLAY) == []
 
 
+def test_aiconfig_starts_without_heavy_packages(tmp_path: Path) -> None:
+    assert modules_after("import aiconfig.cli", tmp_path, HEAVY) == []
+    ours = tuple(name for name in HEAVY if name != "pydantic")  # typer itself loads it where it is installed
+    assert modules_after("from aiconfig.cli import run; assert run(['models']) == 0", tmp_path, ours) == []
+
+
 @pytest.mark.parametrize("room", ["policies", "traces", "reports", "executors", "aiconfig"])
 def test_importing_a_room_costs_nothing(room: str, tmp_path: Path) -> None:
     assert modules_after(f"import {room}", tmp_path, HEAVY) == []
