@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ContextDecorator
 from dataclasses import replace
 from functools import partial
 from typing import ClassVar
@@ -192,6 +194,20 @@ def leap_or_not(
     return leapt
 
 
+class Uncollected(ContextDecorator):
+    """Without the cyclic collector, as a replay runs: content is cut by what is still held, and when garbage goes must
+    be no part of a run."""
+
+    def __enter__(self) -> None:
+        self._was_on = gc.isenabled()
+        gc.disable()
+
+    def __exit__(self, *_: object) -> None:
+        if self._was_on:
+            gc.enable()
+
+
+@Uncollected()
 def simulate(
     rows: Sequence[Row],
     engines: Sequence[tuple[EngineSettings, LatencyModel]],

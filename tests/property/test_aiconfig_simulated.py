@@ -44,13 +44,6 @@ def test_more_users_never_get_answers_much_sooner(one: Candidate, demand: Worklo
         assert many >= few * (1 - NOISE), metric
 
 
-@settings(max_examples=8)
-@given(engine=st.sampled_from(("vllm", "sglang", "trtllm")), demand=DEMANDS, users=st.integers(2, 24))
-def test_more_workers_never_answer_much_later(engine: str, demand: Workload, users: int) -> None:
-    one, four = (_mean(candidate(engine, replicas=replicas), demand, users, "e2e") for replicas in (1, 4))
-    assert four <= one * (1 + NOISE)
-
-
 @settings(max_examples=12)
 @given(one=ONES, demand=DEMANDS, users=st.integers(1, 30))
 def test_figures_are_in_order_and_repeat(one: Candidate, demand: Workload, users: int) -> None:

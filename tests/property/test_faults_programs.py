@@ -16,7 +16,7 @@ from builders import router_settings
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from simulate import CacheWatcher, EventLog, RowsDemand, engine_settings, sglang_settings, trace_row
+from simulate import CacheWatcher, EventLog, RowsDemand, Uncollected, engine_settings, sglang_settings, trace_row
 from test_engine_against_naive import KEY_TOKENS, traces
 from test_engine_sglang import engines as sglang_engines
 from test_engine_trtllm_and_ranks import trtllm_settings
@@ -203,6 +203,7 @@ class Caches(CacheWatcher):
         return super().decide(event, view)
 
 
+@Uncollected()
 def perform(
     rows: list[Row],
     program: list[Blow],
