@@ -15,7 +15,7 @@ from policies.cluster.blocks import BlockRun, Branch
 from policies.cluster.ids import Tier, WorkerId
 from policies.errors import ConfigError
 from policies.frozen import frozen
-from policies.kvbm.spans import Span
+from policies.kvbm.spans import Span, along
 from policies.kvbm.store import Found
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def look_up(
         reached = _first_gap(pieces, end, blocks, everywhere)
         misses[Miss.LAST_TOKEN] = reached - end
     elif told is not None:
-        reached = _along(pieces, end, usable, told)
+        reached = along(pieces, end, usable, told)
         misses[Miss.FAILED] = reached - end
     if room_blocks is not None and end - device_blocks > room_blocks:
         runs = _cut(runs, device_blocks + room_blocks)
@@ -197,17 +197,6 @@ def blocks_of(pieces: Pieces, limit: int) -> list[BlockRun]:
             runs.append(BlockRun(branch, at, end))
             at = end
     return runs
-
-
-def _along(pieces: Pieces, at: int, limit: int, reach: Callable[[Branch, int], int]) -> int:
-    """How far a prompt goes on from block `at` as `reach` says of each branch."""
-    for branch, end in pieces:
-        end = min(end, limit)
-        if at < end:
-            at = min(max(at, reach(branch, at)), end)
-            if at < end:
-                break
-    return at
 
 
 def _contiguous(pieces: Pieces, start: int, limit: int, holders: Sequence[_Holder]) -> list[TierRun]:

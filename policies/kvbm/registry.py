@@ -8,14 +8,14 @@ answers; nothing here asks anybody.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from policies.cluster.blocks import BlockRun, Branch
 from policies.cluster.ids import Tier, WorkerId
 from policies.frozen import frozen
 from policies.kvbm.health import NegativeCache
 from policies.kvbm.look_up import Pieces, blocks_of
-from policies.kvbm.spans import Span, Spans
+from policies.kvbm.spans import Span, Spans, reach_together
 from policies.kvbm.store import Found, TierStore
 
 LOOK_UP_TIMEOUT_S = 0.020
@@ -115,13 +115,7 @@ class Answer:
 
     def reach(self, branch: Branch, at: int) -> int:
         """How far somebody was said to have each block from `at` on."""
-        while (further := max((spans.reach(branch, at) for spans in self._all()), default=at)) > at:
-            at = further
-        return at
-
-    def _all(self) -> Iterator[Spans]:
-        yield from self._shared.values()
-        yield from self._peers.values()
+        return reach_together([*self._shared.values(), *self._peers.values()], branch, at)
 
 
 _NONE = Spans()

@@ -5,13 +5,33 @@ Every question and every change costs per run that it touches, never per block. 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 from policies.cluster.blocks import BlockRun, Branch
 
 Span: TypeAlias = tuple[int, int]
 """Blocks [lo, hi)."""
+Reach: TypeAlias = Callable[[Branch, int], int]
+"""How far a branch goes on somewhere from a block that is there; that block itself where it is not."""
+
+
+def reach_together(several: Sequence[Spans], branch: Branch, at: int) -> int:
+    """How far a branch goes on from block `at` without a gap, in one set or another."""
+    while (further := max((spans.reach(branch, at) for spans in several), default=at)) > at:
+        at = further
+    return at
+
+
+def along(pieces: Iterable[tuple[Branch, int]], at: int, limit: int, reach: Reach) -> int:
+    """How far a prompt goes on from block `at` without a gap, `limit` at most, as `reach` says of each branch."""
+    for branch, end in pieces:
+        end = min(end, limit)
+        if at < end:
+            at = min(reach(branch, at), end)
+            if at < end:
+                break
+    return at
 
 
 class Spans:

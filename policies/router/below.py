@@ -7,12 +7,12 @@ reports, and what nobody holds leaves no trace.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from policies.cluster.blocks import BlockPath, BlockRun, Branch
 from policies.cluster.ids import Place, Tier
-from policies.kvbm.spans import Spans
+from policies.kvbm.spans import Spans, along, reach_together
 
 _OWN = (Tier.G2_HOST, Tier.G3_DISK)
 
@@ -101,7 +101,7 @@ class LowerTiers:
         found = [0, 0, 0, 0]
         at = device_blocks
         for n, reach in enumerate(ways):
-            upto = _along(reach, path, at, usable) if reach is not None else at
+            upto = along(path.pieces, at, usable, reach) if reach is not None else at
             found[n] = upto - at
             at = upto
         return Beyond(found[0], found[2], found[3], found[1])
@@ -117,20 +117,5 @@ class LowerTiers:
             for place, one in self._peers.items()
             if one == layout and place in self._own
         ]
-        spans = [each for each in there if each is not None]
-        end = at
-        while (further := max((each.reach(branch, end) for each in spans), default=end)) > end:
-            end = further
-        self._reached[key] = end
+        end = self._reached[key] = reach_together([each for each in there if each is not None], branch, at)
         return end
-
-
-def _along(reach: Callable[[Branch, int], int], path: BlockPath, at: int, usable: int) -> int:
-    """How far a path goes on from block `at`, as `reach` says of each branch."""
-    for branch, end in path.pieces:
-        end = min(end, usable)
-        if at < end:
-            at = min(reach(branch, at), end)
-            if at < end:
-                break
-    return at

@@ -34,6 +34,12 @@ class StepPlan:
         self.entering: list[Sequence] = []
         self.failed: list[Sequence] = []
 
+    @property
+    def ends_nothing(self) -> bool:
+        """Whether it is a leap that was cut at the instant at which one of its steps ended, and that step has been
+        accounted for: what happened at this instant since then belongs to the next plan, as it would without leaps."""
+        return self.settled and not self.steps
+
 
 class Outcome:
     """What a commit brought about, in order: first tokens, prompts now held for a hand-off, ends (completed, or failed

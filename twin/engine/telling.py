@@ -53,10 +53,8 @@ class Telling(Scheduler):
     def commit(self, step: StepPlan) -> Outcome:
         self.below.now_s = step.end_s
         outcome = super().commit(step)
-        if step.steps or not step.settled:
+        if not step.ends_nothing:
             self.below.tell(step.end_s)
-        # Or a leap was cut at the instant at which one of its steps ended: what has happened here since then is told
-        # when the next one is planned, in the place of this worker among others.
         if self.below.overlap is not None:
             self.below.overlap.over(step.end_s)
         return outcome

@@ -64,7 +64,7 @@ class TierLane:
         self.manager = engine.attach(self._make)
         host = self._by_tier.get(Tier.G2_HOST)
         self.host_key = host.shared_key if host is not None else None
-        tiers.joined(self)
+        tiers.came_up(self)
         self.loads = Loads(tiers, worker_id, self.manager, self._ways, self.attend)
         if self.manager.climb is not None or plan.quota_blocks is not None:
             engine.below.on_submit = self._on_submit

@@ -26,7 +26,7 @@ from twin.mocker.tierlane import TierLane
 from twin.mocker.tierpeers import TierPeers
 from twin.mocker.tierplan import LevelPlan, TierPlan
 
-Lanes: TypeAlias = TierLane | RankLanes
+WorkerLanes: TypeAlias = TierLane | RankLanes
 """What a worker has, of one rank or of several."""
 
 
@@ -66,7 +66,7 @@ class Tiers:
         self.network = network
         self.listener = listener
         self.reach = reach
-        self.lanes: dict[WorkerId, Lanes] = {}
+        self.lanes: dict[WorkerId, WorkerLanes] = {}
         self.seed = seed
         self.tenant_of = tenant_of
         self.owners = Owners()
@@ -74,9 +74,9 @@ class Tiers:
         self._shared: dict[str, TierBody] = {}
         self._nodes: dict[str, dict[TierLane, None]] = {}  # lanes that have host memory in common
         self._past: list[TierLane] = []  # of workers that are gone
-        self._fetching: dict[RequestId, Lanes] = {}  # where blocks are fetched for requests that wait
+        self._fetching: dict[RequestId, WorkerLanes] = {}  # where blocks are fetched for requests that wait
 
-    def lane(self, worker_id: WorkerId, plan: TierPlan, engine: Tiered | TieredRankedEngine) -> Lanes:
+    def lane(self, worker_id: WorkerId, plan: TierPlan, engine: Tiered | TieredRankedEngine) -> WorkerLanes:
         """The tiers of a worker that comes up; those that only it had before are empty again."""
         old = self.lanes.get(worker_id)
         if old is not None:
@@ -104,7 +104,7 @@ class Tiers:
 
     # ------------------------------------------------------------ host memory of a node
 
-    def joined(self, lane: TierLane) -> None:
+    def came_up(self, lane: TierLane) -> None:
         """A lane is there; others may have its host memory in common."""
         if lane.host_key is not None:
             self._nodes.setdefault(lane.host_key, {})[lane] = None
@@ -128,7 +128,7 @@ class Tiers:
         return list(dict.fromkeys(each.worker_id for each in self.sharing(lane, tier)))
 
     @property
-    def up(self) -> dict[WorkerId, Lanes]:
+    def up(self) -> dict[WorkerId, WorkerLanes]:
         """The tiers of workers that are there, by worker."""
         return {worker_id: lane for worker_id, lane in sorted(self.lanes.items()) if not lane.closed}
 
@@ -174,7 +174,7 @@ class Tiers:
                     lane.manager.outside.reached(self.clock.now)
                 lane.loads.go_on()
 
-    def _cut_off(self, lanes: Lanes) -> None:
+    def _cut_off(self, lanes: WorkerLanes) -> None:
         if self.reach.is_cut(lanes.worker_id, None):
             for lane in lanes.ranks:
                 lane.manager.outside.cut_off(self.clock.now)
@@ -252,5 +252,5 @@ class Tiers:
         )
 
 
-def _by_reach(found: tuple[Lanes, climb.Reach]) -> tuple[int, int]:
+def _by_reach(found: tuple[WorkerLanes, climb.Reach]) -> tuple[int, int]:
     return found[1].blocks, found[1].near

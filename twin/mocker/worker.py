@@ -356,12 +356,12 @@ class MockWorker:
             self._let_go(outcome)
         if self._at_step_end:
             self._finish_step()
-        if self._loaded and (plan.steps or not plan.settled):
+        if self._loaded and not plan.ends_nothing:
             self._take_in()
         if lane is not None:
             lane.attend()
         self._on_step(self, outcome)
-        if self._loaded:  # a leap was cut at this instant, at which one of its steps had ended: they came after that
+        if self._loaded:
             self._take_in()
             if lane is not None:
                 lane.attend()
