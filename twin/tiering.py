@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from policies.cluster.ids import Tier
 from policies.errors import CapabilityError, ConfigError
@@ -153,75 +153,100 @@ def _with_tiers(group: Group) -> Group:
     return replace(group, workers=tuple(with_tiers(spec) for spec in group.workers))
 
 
+class _Place(NamedTuple):
+    """Where a tier of one worker stands: the lanes of its own, on the way up, and the hops up to the device. `key`: who
+    says the same has it in common."""
+
+    name: str
+    spec: TierSpec
+    own_up: Lanes
+    hops: tuple[Lanes, ...]
+    key: str | None
+
+
 def _levels(group: Group, spec: WorkerSpec) -> tuple[LevelPlan, ...]:
-    config = group.config.kvbm
-    size = config.block_bytes if config.block_bytes is not None else block_bytes_of(group.config)
-    per_token = size / group.settings.block_size
+    """The tiers of a worker, fastest first, with the lanes that their bytes cross."""
     up: Lanes = spec.host_lanes if spec.host_lanes is not None else ((f"{CPU}:{spec.name}{RX}",),)
-    down = _other_way(up)
-    found = []
-    first = True
+    places = [place for find in (_host, _disk, _remote) if (place := find(group, spec, up)) is not None]
+    return tuple(_level(group.config.kvbm, place, up, is_first=n == 0) for n, place in enumerate(places))
 
-    def level(
-        tier: Tier, spec: TierSpec, name: str, own_up: Lanes, hops: tuple[Lanes, ...], key: str | None
-    ) -> LevelPlan:
-        own_down = _other_way(own_up)
-        return LevelPlan(
-            spec=spec,
-            offload=getattr(config, f"{name}_offload"),
-            trigger=getattr(config, f"{name}_trigger"),
-            eviction=getattr(config, f"{name}_eviction"),
-            when_full=config.when_full,
-            down=own_down if not first or tier is Tier.G2_HOST else joined(down, own_down),
-            hops=hops,
-            shared_key=key,
-            piped=config.disk_path == "piped" and tier is Tier.G3_DISK,
-        )
 
-    sized: dict[str, Any] = {"block_bytes": size}
-    host_bytes = _bytes(config.cpu_cache_gb, config.cpu_cache_tokens, per_token)
-    if host_bytes is not None:
-        host = TierSpec(
-            tier=Tier.G2_HOST,
-            capacity_bytes=host_bytes,
-            latency_s=config.cpu_latency_s,
-            bytes_per_s=config.cpu_gb_per_s * GB,
-            **sized,
-        )
-        key = None
-        if config.cpu_shared_by > 1:
-            node = (spec.worker_id - group.workers[0].worker_id) // config.cpu_shared_by
-            key = f"cpu:{group.config.name}:{node}"
-        found.append(level(Tier.G2_HOST, host, "cpu", up, (up,), key))
-        first = False
-    disk_bytes = _bytes(config.disk_cache_gb, config.disk_cache_tokens, per_token)
-    if disk_bytes is not None:
-        disk = TierSpec(
-            tier=Tier.G3_DISK,
-            capacity_bytes=disk_bytes,
-            latency_s=config.disk_latency_s,
-            bytes_per_s=_disk_gb_per_s(config) * GB,
-            is_shared=config.disk_shared,
-            **sized,
-        )
-        own: Lanes = ((_disk_name(config, spec),),)
-        if config.disk_shared:
-            own = joined(own, spec.store_lanes or ((),))
-        hops = (own, up) if config.disk_path != "direct" else (joined(own, up),)
-        found.append(level(Tier.G3_DISK, disk, "disk", own, hops, "disk" if config.disk_shared else None))
-        first = False
-    if config.remote:
-        remote = TierSpec(
-            tier=Tier.G4_REMOTE,
-            capacity_bytes=None if config.remote_cache_gb is None else int(config.remote_cache_gb * GB),
-            latency_s=config.remote_latency_s,
-            bytes_per_s=config.remote_gb_per_s * GB,
-            is_shared=True,
-            **sized,
-        )
-        own = joined(((REMOTE,),), spec.store_lanes or ((),))
-        found.append(level(Tier.G4_REMOTE, remote, "remote", own, (joined(own, up),), "remote"))
-    return tuple(found)
+def _level(config: KvbmConfig, place: _Place, up: Lanes, *, is_first: bool) -> LevelPlan:
+    down = _other_way(place.own_up)
+    if is_first and place.spec.tier is not Tier.G2_HOST:  # its bytes come from the device, not from host memory
+        down = joined(_other_way(up), down)
+    return LevelPlan(
+        spec=place.spec,
+        offload=getattr(config, f"{place.name}_offload"),
+        trigger=getattr(config, f"{place.name}_trigger"),
+        eviction=getattr(config, f"{place.name}_eviction"),
+        when_full=config.when_full,
+        down=down,
+        hops=place.hops,
+        shared_key=place.key,
+        piped=config.disk_path == "piped" and place.spec.tier is Tier.G3_DISK,
+    )
+
+
+def _block_bytes(group: Group) -> int:
+    """Bytes of one block, over all ranks of a worker."""
+    given = group.config.kvbm.block_bytes
+    return given if given is not None else block_bytes_of(group.config)
+
+
+def _host(group: Group, spec: WorkerSpec, up: Lanes) -> _Place | None:
+    config = group.config.kvbm
+    host_bytes = _bytes(config.cpu_cache_gb, config.cpu_cache_tokens, _block_bytes(group) / group.settings.block_size)
+    if host_bytes is None:
+        return None
+    host = TierSpec(
+        tier=Tier.G2_HOST,
+        block_bytes=_block_bytes(group),
+        capacity_bytes=host_bytes,
+        latency_s=config.cpu_latency_s,
+        bytes_per_s=config.cpu_gb_per_s * GB,
+    )
+    key = None
+    if config.cpu_shared_by > 1:
+        node = (spec.worker_id - group.workers[0].worker_id) // config.cpu_shared_by
+        key = f"cpu:{group.config.name}:{node}"
+    return _Place("cpu", host, up, (up,), key)
+
+
+def _disk(group: Group, spec: WorkerSpec, up: Lanes) -> _Place | None:
+    config = group.config.kvbm
+    disk_bytes = _bytes(config.disk_cache_gb, config.disk_cache_tokens, _block_bytes(group) / group.settings.block_size)
+    if disk_bytes is None:
+        return None
+    disk = TierSpec(
+        tier=Tier.G3_DISK,
+        block_bytes=_block_bytes(group),
+        capacity_bytes=disk_bytes,
+        latency_s=config.disk_latency_s,
+        bytes_per_s=_disk_gb_per_s(config) * GB,
+        is_shared=config.disk_shared,
+    )
+    own: Lanes = ((_disk_name(config, spec),),)
+    if config.disk_shared:
+        own = joined(own, spec.store_lanes or ((),))
+    hops = (own, up) if config.disk_path != "direct" else (joined(own, up),)
+    return _Place("disk", disk, own, hops, "disk" if config.disk_shared else None)
+
+
+def _remote(group: Group, spec: WorkerSpec, up: Lanes) -> _Place | None:
+    config = group.config.kvbm
+    if not config.remote:
+        return None
+    remote = TierSpec(
+        tier=Tier.G4_REMOTE,
+        block_bytes=_block_bytes(group),
+        capacity_bytes=None if config.remote_cache_gb is None else int(config.remote_cache_gb * GB),
+        latency_s=config.remote_latency_s,
+        bytes_per_s=config.remote_gb_per_s * GB,
+        is_shared=True,
+    )
+    own = joined(((REMOTE,),), spec.store_lanes or ((),))
+    return _Place("remote", remote, own, (joined(own, up),), "remote")
 
 
 def _reads_peers(config: KvbmConfig) -> bool:
@@ -239,7 +264,7 @@ def _peers(group: Group, spec: WorkerSpec) -> PeerPlan:
         spec=TierSpec(
             tier=Tier.G2_HOST,
             capacity_bytes=None,
-            block_bytes=config.block_bytes if config.block_bytes is not None else block_bytes_of(kinds),
+            block_bytes=_block_bytes(group),
             latency_s=config.peer_latency_s,
             bytes_per_s=min(config.peer_gb_per_s, config.cpu_gb_per_s) * GB,
         ),
