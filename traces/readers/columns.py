@@ -54,7 +54,7 @@ DELAY_UNITS: Mapping[str, str] = {"delay_s": "s", "delay_ms": "ms"}
 ALIASES: Mapping[str, tuple[str, ...]] = {
     ARRIVAL: tuple(ARRIVAL_UNITS),
     ISL: ("isl", "prompt_tokens", "input_length", "input_tokens", "contexttokens", "num_prefill_tokens"),
-    OSL: ("osl", "output_tokens", "output_length", "generatedtokens", "num_decode_tokens"),
+    OSL: ("osl", "output_tokens", "completion_tokens", "output_length", "generatedtokens", "num_decode_tokens"),
     REQUEST_ID: ("request_id",),
     SESSION_ID: ("session_id",),
     DELAY: tuple(DELAY_UNITS),

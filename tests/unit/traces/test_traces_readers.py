@@ -252,6 +252,7 @@ def test_a_dynamo_trace_of_another_kind(tmp_path: Path, item: object, options: R
     [
         ("arrival_s", "isl", "osl"),
         ("arrival_s", "prompt_tokens", "output_tokens"),
+        ("arrival_s", "prompt_tokens", "completion_tokens"),
         ("arrival_s", "input_length", "output_length"),
         ("arrival_s", "ContextTokens", "GeneratedTokens"),
         ("arrived_at", "num_prefill_tokens", "num_decode_tokens"),
