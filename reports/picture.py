@@ -55,13 +55,7 @@ def write_picture(folder: Path, report: Report, path: Path, *, complete: bool = 
     charts = first_charts(RunRecord(folder), report)
     with _house_style():
         figure = draw(report, charts, complete=complete)
-        told = {"Title": title(report), "Description": described(report, complete=complete), "Software": None}
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(path, format="png", dpi=DPI, metadata=told)
-        except OSError as why:
-            raise ConfigError(f"{path}: cannot be written ({why.strerror})") from None
-    return path
+        return _save(figure, path, title(report), described(report, complete=complete))
 
 
 def write_chart(chart: Chart, path: Path, told: str) -> Path:
@@ -78,12 +72,16 @@ def write_chart(chart: Chart, path: Path, told: str) -> Path:
         figure = Figure(figsize=CHART_IN, dpi=DPI, facecolor="white")
         FigureCanvasAgg(figure)
         _panel(figure.add_axes((0.09, 0.15, 0.87, 0.69)), chart, left=0.0)
-        metadata = {"Title": chart.title, "Description": told, "Software": None}
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(path, format="png", dpi=DPI, metadata=metadata)
-        except OSError as why:
-            raise ConfigError(f"{path}: cannot be written ({why.strerror})") from None
+        return _save(figure, path, chart.title, told)
+
+
+def _save(figure: Figure, path: Path, name: str, told: str) -> Path:
+    """Write a figure; what it is stands in its metadata, and no version of whatever drew it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, format="png", dpi=DPI, metadata={"Title": name, "Description": told, "Software": None})
+    except OSError as why:
+        raise ConfigError(f"{path}: cannot be written ({why.strerror})") from None
     return path
 
 
