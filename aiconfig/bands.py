@@ -1,7 +1,8 @@
 """How far off estimates may be, by where the coefficients of the latency model were calibrated.
 
 A band is a measured error, never a guess: where none was measured, only what was seen of an uncalibrated prototype is
-told, and nothing is called certain.
+told, and nothing is called certain. Errors were measured on the means of runs; that percentiles are off by as much is
+our assumption.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from types import MappingProxyType
 from typing import Final
 
 from aiconfig.estimate import Band, Estimate
+from twin.perf.protocol import Provenance
 
 UNCALIBRATED: Final = "no calibration: errors of an uncalibrated prototype at the median, 90th percentile not known"
 UNCALIBRATED_BANDS: Final[Mapping[str, Band | None]] = MappingProxyType(
@@ -25,6 +27,18 @@ BASIS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {"ttft": ("ttft",), "tpot": ("tpot",), "itl": ("tpot",), "tps_user": ("tpot",), "e2e": ("ttft", "tpot")}
 )
 """Whose band a metric has; of two, the wider one."""
+
+
+def calibrated_band(provenance: Provenance, metric: str, prompt_tokens: float) -> Band | None:
+    """The band of "ttft" or "tpot" of a latency model; None if none was measured and none is known of its kind."""
+    if provenance.band is None or provenance.nearness is None:
+        return UNCALIBRATED_BANDS[metric]
+    errors = provenance.band.ttft if metric == "ttft" else provenance.band.tpot
+    if errors is None:
+        return None
+    outside_s = provenance.client_s + provenance.client_s_per_token * prompt_tokens if metric == "ttft" else 0.0
+    typical, wide = errors
+    return Band(typical=typical, wide=wide, level=provenance.nearness, outside_s=outside_s)
 
 
 def band_of(estimate: Estimate, metric: str) -> Band | None:

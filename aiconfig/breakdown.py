@@ -12,6 +12,7 @@ from aiconfig.candidate import Candidate, Pool
 from aiconfig.engines import ENGINE
 from aiconfig.estimate import Estimate
 from aiconfig.memory import Fit, PoolFit
+from aiconfig.physics import SHIPPED, Physics
 from aiconfig.steps import Steps
 from aiconfig.workload import Workload
 from policies.frozen import frozen
@@ -70,17 +71,17 @@ class PoolBreakdown:
 
 
 def breakdown(
-    candidate: Candidate, workload: Workload, fit: Fit, estimate: Estimate, hardware: Path | None = None
+    candidate: Candidate, workload: Workload, fit: Fit, estimate: Estimate, physics: Physics = SHIPPED
 ) -> tuple[PoolBreakdown, ...]:
     """Every pool of a candidate at the load of `estimate`."""
     return tuple(
-        _pool(candidate, pool, room, workload, estimate, hardware)
+        _pool(candidate, pool, room, workload, estimate, physics)
         for pool, room in zip(candidate.pools, fit.pools, strict=True)
     )
 
 
 def _pool(
-    candidate: Candidate, pool: Pool, room: PoolFit, workload: Workload, estimate: Estimate, hardware: Path | None
+    candidate: Candidate, pool: Pool, room: PoolFit, workload: Workload, estimate: Estimate, physics: Physics
 ) -> PoolBreakdown:
     block = ENGINE[candidate.engine].block_size
     cached = workload.prefix_tokens // block * block
@@ -92,13 +93,13 @@ def _pool(
         new_tokens=max(1, round(workload.mean_isl) - cached),
         past_tokens=cached,
         ctx_tokens=workload.mean_isl + workload.mean_osl / 2.0,
-        hardware=hardware,
+        physics=physics,
     )
     provenance = steps.provenance
     return PoolBreakdown(
         role=pool.role,
         label=f"{pool.label} {pool.gpu}",
-        memory=_memory(pool, room, hardware),
+        memory=_memory(pool, room, physics.hardware),
         steps=tuple(_steps(pool, steps, estimate)),
         provenance=provenance.line(),
         notes=provenance.notes,

@@ -6,14 +6,13 @@ means: a limit on a percentile is not judged by it (R8).
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from aiconfig.candidate import Candidate, Pool
 from aiconfig.curve import Curve, Point
 from aiconfig.engines import ENGINE, tokens_per_step
 from aiconfig.estimate import Estimate, Load
 from aiconfig.memory import Fit
 from aiconfig.mixed import Demand, MixedCurve
+from aiconfig.physics import SHIPPED, Physics
 from aiconfig.split import PromptRank, SplitCurve
 from aiconfig.steps import Steps
 from aiconfig.told import told
@@ -24,14 +23,19 @@ _Key = tuple[object, ...]
 
 
 class ClosedForm:
-    """Estimates for one workload; `hardware` is a file of the user's own GPUs. Keeps what it computed."""
+    """Estimates for one workload; Keeps what it computed."""
 
-    def __init__(self, workload: Workload, hardware: Path | None = None) -> None:
+    def __init__(self, workload: Workload, physics: Physics = SHIPPED) -> None:
         self.workload = workload
-        self._hardware = hardware
+        self._physics = physics
         self._steps: dict[_Key, Steps] = {}
         self._curves: dict[_Key, Curve] = {}
         self._transfers: dict[_Key, float] = {}
+
+    @property
+    def strict(self) -> bool:
+        """Whether estimates beyond the calibrated range are not wanted."""
+        return self._physics.strict
 
     # ------------------------------------------------------------ what callers ask for
 
@@ -137,7 +141,7 @@ class ClosedForm:
                 new_tokens=max(1, round(workload.mean_isl) - cached),
                 past_tokens=cached,
                 ctx_tokens=workload.mean_isl + workload.mean_osl / 2.0,
-                hardware=self._hardware,
+                physics=self._physics,
             )
         return found
 
@@ -167,10 +171,10 @@ class ClosedForm:
 
 
 def estimate(
-    candidate: Candidate, workload: Workload, load: Load, fit: Fit, hardware: Path | None = None
+    candidate: Candidate, workload: Workload, load: Load, fit: Fit, physics: Physics = SHIPPED
 ) -> Estimate | None:
     """One estimate; whoever asks for several keeps a `ClosedForm`."""
-    return ClosedForm(workload, hardware).estimate(candidate, load, fit)
+    return ClosedForm(workload, physics).estimate(candidate, load, fit)
 
 
 def _pool_key(pool: Pool) -> _Key:

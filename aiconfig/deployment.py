@@ -16,6 +16,7 @@ from aiconfig.candidate import Candidate, Pool
 from aiconfig.demand import Protocol, protocol, write_rows
 from aiconfig.engines import ENGINE
 from aiconfig.estimate import Load
+from aiconfig.physics import SHIPPED, Physics, physics_of
 from aiconfig.workload import Workload
 from policies.errors import ConfigError
 from policies.frozen import frozen
@@ -24,7 +25,6 @@ from twin.config import (
     Config,
     DisaggregationConfig,
     EngineConfig,
-    LatencyConfig,
     RouterConfig,
     TraceConfig,
     WorkerGroup,
@@ -51,11 +51,11 @@ class Written:
 @frozen
 class Setting:
     """What a configuration needs beside candidate and demand: how requests are routed, the limits that a report judges,
-    the user's own table of GPUs, and the price of a GPU-hour."""
+    whose figures price steps, and the price of a GPU-hour."""
 
     router: RouterConfig = RouterConfig()
     sla: str | None = None
-    hardware: Path | None = None
+    physics: Physics = SHIPPED
     usd_per_hour: float | None = None
 
 
@@ -120,7 +120,6 @@ def _trace(workload: Workload, load: Load, rows: Path) -> TraceConfig:
 
 
 def _group(candidate: Candidate, pool: Pool, setting: Setting) -> WorkerGroup:
-    params = {"hardware": str(setting.hardware)} if setting.hardware is not None else {}
     return WorkerGroup(
         name=GROUPS[pool.role],
         count=pool.replicas,
@@ -135,7 +134,7 @@ def _group(candidate: Candidate, pool: Pool, setting: Setting) -> WorkerGroup:
         kv=pool.kv,
         usd_per_hour=setting.usd_per_hour,
         engine=_engine(candidate, pool),
-        latency=LatencyConfig(params=MappingProxyType(params)),
+        latency=setting.physics.latency,
     )
 
 
@@ -212,19 +211,16 @@ def _pool(group: WorkerGroup) -> Pool:
 
 
 def _setting_of(group: WorkerGroup) -> Setting:
-    hardware = group.latency.params.get("hardware")
-    return Setting(hardware=Path(str(hardware)) if hardware else None, usd_per_hour=group.usd_per_hour)
+    physics = physics_of(group.latency, f"workers.{group.name}.latency")
+    return Setting(physics=physics, usd_per_hour=group.usd_per_hour)
 
 
 def _check_group(has: WorkerGroup, says: WorkerGroup) -> None:
     """What a candidate does not hold must be as it is for every candidate; names are nobody's concern."""
     shown = f"workers.{has.name}"
     _check_table(shown, has, says, apart=("name",))
-    for table in ("engine", "startup", "kvbm", "links", "latency"):
+    for table in ("engine", "startup", "kvbm", "links"):
         _check_table(f"{shown}.{table}", getattr(has, table), getattr(says, table))
-    if dict(has.latency.params) != dict(says.latency.params):
-        other = min(set(has.latency.params) - set(says.latency.params), default="params")
-        raise ConfigError(f"{shown}.latency.{other}: a candidate has no coefficients of its own")
 
 
 def _check_table(shown: str, has: object, says: object, apart: tuple[str, ...] = ()) -> None:

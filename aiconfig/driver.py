@@ -119,6 +119,6 @@ def _variations(outcome: SearchResult, simulate: Simulate | None, patience: Pati
     if best is None:
         return ()
     by_runs = simulate is not None and best.estimate.level != CLOSED_FORM
-    evaluate = refusals_are_none(simulate) if by_runs and simulate else ClosedFormEvaluation(request.hardware)
+    evaluate = refusals_are_none(simulate) if by_runs and simulate else ClosedFormEvaluation(request.physics)
     found = variations(best.candidate, request.workload, best.load, request.sla, evaluate)
     return () if patience.over else found

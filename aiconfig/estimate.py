@@ -44,11 +44,14 @@ class Load:
 @frozen
 class Band:
     """Relative errors of the latency model, as measured where it was calibrated: half of the predictions are within
-    `typical`, nine in ten within `wide` (None: not known). `level` says for which rows that was measured."""
+    `typical`, nine in ten within `wide` (None: not known). `level` says for which rows that was measured.
+    `outside_s` is the path outside the engine (client, HTTP, tokeniser) that those measurements had and estimates have
+    not."""
 
     typical: float
     wide: float | None
     level: str
+    outside_s: float = 0.0
 
 
 @frozen
@@ -58,7 +61,8 @@ class Estimate:
     `stats[metric][statistic]` is in seconds for ttft, tpot, itl and e2e and in tokens/s for tps_user; the closed form
     knows "mean" alone. Rates are of the whole deployment; `kv_share` is the fullest pool's peak use. `bound` is what
     limits it most ("weights", "compute", "kv", "links", "host", ...). `goodput_share` is the share of requests that
-    meet all per-request limits, None without such or without a simulation. `bands` are those of ttft and tpot.
+    meet all per-request limits, None without such or without a simulation. `bands` are those of ttft and tpot;
+    `beyond` says what lies outside the range that they were measured in.
     """
 
     candidate: Candidate
@@ -74,6 +78,7 @@ class Estimate:
     output_tokens: int | None = None  # of the whole run
     requests: int | None = None  # that were played
     bands: Mapping[str, Band | None] = field(default_factory=lambda: NO_BANDS)
+    beyond: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     def value(self, metric: str, statistic: str) -> float | None:

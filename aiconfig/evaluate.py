@@ -31,6 +31,7 @@ from reports.metrics import quantiles, tokens_per_s_per_user
 from reports.record import RunRecord
 from reports.report import Report
 from reports.sla import STATISTICS
+from twin.calibrated import BEYOND
 from twin.replay import replay
 
 KV_FULL: Final = 0.95
@@ -88,7 +89,7 @@ class Simulation:
 
     def __init__(self, setting: Setting = USUAL) -> None:
         self._setting = setting
-        self._closed = ClosedFormEvaluation(setting.hardware)
+        self._closed = ClosedFormEvaluation(setting.physics)
         self._known: dict[tuple[Candidate, Workload, Load], Estimate | Rejection] = {}
         self.runs = 0
 
@@ -110,7 +111,7 @@ def setting_of(request: SearchRequest) -> Setting:
     """What a search sets beside candidate and demand."""
     return Setting(
         sla=request.sla.text if request.sla is not None else None,
-        hardware=request.hardware,
+        physics=request.physics,
         usd_per_hour=request.usd_per_gpu_hour,
     )
 
@@ -211,6 +212,7 @@ def _estimate(candidate: Candidate, load: Load, played: Protocol, run: _Run, pri
         output_tokens=sum(group.output_tokens for group in report.groups if group.role != "prefill"),
         requests=played.requests,
         bands=dict(prior.bands if prior is not None else NO_BANDS),
+        beyond=tuple(line for line in report.meta.warnings if BEYOND in line),
         notes=tuple(_notes(run, played, load)),
     )
 

@@ -7,7 +7,6 @@ would grow for ever.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 from aiconfig.candidate import Candidate
 from aiconfig.closed_form import ClosedForm
@@ -15,7 +14,8 @@ from aiconfig.estimate import CLOSED_FORM, Estimate, Load
 from aiconfig.judge import judge
 from aiconfig.legality import Worker, pair_rejection, worker_rejection
 from aiconfig.load_point import broken
-from aiconfig.memory import fit
+from aiconfig.memory import fit, placement
+from aiconfig.physics import SHIPPED, Physics, uncalibrated
 from aiconfig.reasons import Rejection
 from aiconfig.workload import Workload
 from reports.sla import Sla
@@ -28,24 +28,25 @@ Evaluate = Callable[[Candidate, Workload, Load], Estimate | None]
 class ClosedFormEvaluation:
     """`Evaluate` by the closed form; what is not legal or does not fit is None as well."""
 
-    def __init__(self, hardware: Path | None = None) -> None:
-        self._hardware = hardware
+    def __init__(self, physics: Physics = SHIPPED) -> None:
+        self._physics = physics
         self._forms: dict[Workload, ClosedForm] = {}
 
     def __call__(self, candidate: Candidate, workload: Workload, load: Load) -> Estimate | None:
-        if rejection(candidate, self._hardware) is not None:
+        if rejection(candidate, self._physics) is not None:
             return None
-        room = fit(candidate, workload, None, self._hardware)
+        room = fit(candidate, workload, None, self._physics.hardware)
         if isinstance(room, Rejection):
             return None
         form = self._forms.get(workload)
         if form is None:
-            form = self._forms[workload] = ClosedForm(workload, self._hardware)
+            form = self._forms[workload] = ClosedForm(workload, self._physics)
         return form.estimate(candidate, load, room)
 
 
-def rejection(candidate: Candidate, hardware: Path | None = None) -> Rejection | None:
+def rejection(candidate: Candidate, physics: Physics = SHIPPED) -> Rejection | None:
     """The rule that a candidate breaks, whatever the budget; None if engines would start it."""
+    hardware = physics.hardware
     model = find_model(candidate.model)
     for pool in candidate.pools:
         worker = Worker(
@@ -57,6 +58,9 @@ def rejection(candidate: Candidate, hardware: Path | None = None) -> Rejection |
             nextn=candidate.nextn,
         )
         found = worker_rejection(worker)
+        if found is None and physics.strict:
+            placed = placement(candidate.model, pool, hardware)
+            found = uncalibrated(candidate.name, candidate.engine, placed, physics)
         if found is not None:
             return found
     if candidate.mode == "agg":

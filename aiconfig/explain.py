@@ -86,7 +86,7 @@ def _figures(result: Result, one: Scored) -> Iterator[str]:
 
 def _terms(result: Result, one: Scored) -> Iterator[str]:
     request = result.request
-    for pool in breakdown(one.candidate, request.workload, one.fit, one.estimate, request.hardware):
+    for pool in breakdown(one.candidate, request.workload, one.fit, one.estimate, request.physics):
         memory = pool.memory
         yield (
             f"{pool.role} {pool.label}: {memory.weights_gib:.1f} GiB of weights and {memory.kv_gib:.1f} GiB of KV "

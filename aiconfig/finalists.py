@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from aiconfig.candidate import MODES, Candidate
 from aiconfig.estimate import Estimate, Load
@@ -76,7 +77,15 @@ def take_turn(turn: Turn, simulate: Simulate) -> Outcome:
     if not found.runs:
         why = f"no simulated run at {turn.load} or less came to its end"
         return Rejection(name=name, reason="unstable", detail=why)
-    return found
+    return _calibrated(name, found) if turn.request.strict else found
+
+
+def _calibrated(name: str, found: Searched) -> Outcome:
+    """Without the runs beyond the calibrated range."""
+    within = tuple(run for run in found.runs if not run.beyond)
+    if not within:
+        return Rejection(name=name, reason="uncalibrated", detail="; ".join(found.runs[-1].beyond))
+    return replace(found, runs=within)
 
 
 def _runs(turn: Turn, simulate: Simulate) -> Searched:
@@ -88,7 +97,10 @@ def _runs(turn: Turn, simulate: Simulate) -> Searched:
 
     if request.load is None and sla is not None:
         return simulated_load(
-            at, turn.load, lambda run: judge(run, sla).kept, excess=lambda run: _worst_excess(judge(run, sla))
+            at,
+            turn.load,
+            lambda run: judge(run, sla).kept and not (request.strict and run.beyond),
+            excess=lambda run: _worst_excess(judge(run, sla)),
         )
     estimate = at(turn.load)
     return Searched(best=estimate, runs=() if estimate is None else (estimate,))

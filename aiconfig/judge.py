@@ -11,7 +11,7 @@ import math
 from typing import Final, Literal
 
 from aiconfig.bands import band_of
-from aiconfig.estimate import CLOSED_FORM, MEASURED, Estimate
+from aiconfig.estimate import CLOSED_FORM, MEASURED, Band, Estimate
 from policies.frozen import frozen
 from reports.sla import Sla, Slo
 
@@ -19,8 +19,10 @@ Verdict = Literal["meets", "likely", "unlikely", "fails", "not judged"]
 
 VERDICTS: Final[tuple[Verdict, ...]] = ("meets", "likely", "not judged", "unlikely", "fails")
 """Best first: kept even if the estimate is as wrong as nine in ten are at most; kept as estimated; not known; missed,
-but within that error; missed even then. Where that error is not known, nothing is called certain."""
+but within that error; missed even then. Where that error is not known, nothing is called certain. What the path
+outside the engine took where the error was measured is part of it."""
 
+MEASUREMENT: Final = Band(typical=0.0, wide=0.0, level=MEASURED)
 KEPT: Final[tuple[Verdict, ...]] = ("meets", "likely")
 
 
@@ -116,22 +118,30 @@ def _compared(estimate: Estimate, slo: Slo, value: float | None) -> LimitVerdict
     if math.isinf(beyond) or value is None:
         verdict = "fails"
     else:
-        verdict = _sure(slo, value, 0.0 if estimate.level == MEASURED else _error(estimate, slo))
+        verdict = _sure(slo, value, MEASUREMENT if estimate.level == MEASURED else _band(estimate, slo))
     return LimitVerdict(slo=slo, value=value, verdict=verdict, excess=beyond)
 
 
-def _sure(slo: Slo, value: float, error: float | None) -> Verdict:
+def _band(estimate: Estimate, slo: Slo) -> Band | None:
+    """None as well where the band was not measured: beyond its range."""
+    return None if estimate.beyond else band_of(estimate, slo.metric)
+
+
+def _sure(slo: Slo, value: float, band: Band | None) -> Verdict:
+    """What lies outside the engine counts against a limit that is kept, and not for one that is missed."""
+    known = band is not None and band.wide is not None
+    wide, outside_s = (band.wide or 0.0, band.outside_s) if band is not None else (0.0, 0.0)
     if slo.holds(value):
-        sure = error is not None and slo.holds(_worse(slo, value, error))
-        return "meets" if sure else "likely"
-    sure = error is not None and not slo.holds(_worse(slo, value, -error))
-    return "fails" if sure else "unlikely"
+        return "meets" if known and slo.holds(_at_worst(slo, value + outside_s, wide)) else "likely"
+    return "fails" if known and not slo.holds(_at_best(slo, value, wide)) else "unlikely"
 
 
-def _worse(slo: Slo, value: float, error: float) -> float:
-    return value * (1.0 + error) if slo.upper else value * (1.0 - error)
+def _at_worst(slo: Slo, value: float, error: float) -> float:
+    """What a measurement may be whose prediction is off by `error` of it; speeds are off as times are."""
+    if not slo.upper:
+        return value * max(0.0, 1.0 - error)
+    return value / (1.0 - error) if error < 1.0 else math.inf
 
 
-def _error(estimate: Estimate, slo: Slo) -> float | None:
-    band = band_of(estimate, slo.metric)
-    return None if band is None else band.wide
+def _at_best(slo: Slo, value: float, error: float) -> float:
+    return value / (1.0 + error) if slo.upper else value * (1.0 + error)

@@ -42,9 +42,9 @@ def closed_form_load(
 
     def keeps(step: int) -> bool:
         estimate = closed.estimate(candidate, load_of(step), fit)
-        return estimate is not None and not broken(estimate, sla)
+        return estimate is not None and not broken(estimate, sla) and not (closed.strict and estimate.beyond)
 
-    best = largest if sla is None else largest_that(keeps, 1, largest)
+    best = largest if sla is None and not closed.strict else largest_that(keeps, 1, largest)
     if best is None:
         return None
     estimate = closed.estimate(candidate, load_of(best), fit)

@@ -61,7 +61,7 @@ def look_up(result: Result, folder: Path, name: str) -> Looked:
 
 def score(candidate: Candidate, request: SearchRequest) -> Scored | Rejection:
     """A candidate by the closed form, as the search of that request scores it; or the first rule that it breaks."""
-    broken = rejection(candidate, request.hardware) or budget_rejection(candidate.name, candidate.gpus, request.gpus)
+    broken = rejection(candidate, request.physics) or budget_rejection(candidate.name, candidate.gpus, request.gpus)
     if broken is not None:
         return broken
     room = fit(candidate, request.workload, None, request.hardware)

@@ -36,7 +36,7 @@ def search_name(request: SearchRequest, how: str) -> str:
     """`<model>-<8 hex>`: the same search has the same name; `how` is what else the answer depends on."""
     digest = xxhash.xxh3_64(repr(to_plain(replace(request, origins={}))).encode())
     digest.update(how.encode())
-    for path in (request.workload.trace, request.hardware):
+    for path in (request.workload.trace, *request.physics.files):
         if path is not None:
             digest.update(path.read_bytes())
     stem = Path(request.model).parent.name if request.model.endswith(".json") else Path(request.model).name

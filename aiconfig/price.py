@@ -55,13 +55,13 @@ def price(candidate: Candidate, request: SearchRequest, *, simulates: bool = Tru
 
     A Rejection: what engines would refuse, what does not fit, or a load that it cannot take.
     """
-    broken = rejection(candidate, request.hardware)
+    broken = rejection(candidate, request.physics)
     if broken is not None:
         return broken
     room = fit(candidate, request.workload, request.load, request.hardware)
     if isinstance(room, Rejection):
         return room
-    closed_form = ClosedForm(request.workload, request.hardware)
+    closed_form = ClosedForm(request.workload, request.physics)
     closed = _closed(closed_form, candidate, room, request)
     if isinstance(closed, Rejection):
         return closed
@@ -82,7 +82,7 @@ def price(candidate: Candidate, request: SearchRequest, *, simulates: bool = Tru
         closed=closed,
         simulated=simulated,
         judgement=judge(best, request.sla) if simulates else screened(best, request.sla),
-        pools=breakdown(candidate, request.workload, room, best, request.hardware),
+        pools=breakdown(candidate, request.workload, room, best, request.physics),
     )
 
 

@@ -19,6 +19,7 @@ REASONS = {
     "weights_do_not_fit": "weights are larger than the memory",
     "kv_too_small": "the KV pool holds too few tokens",
     "context_too_long": "one request is longer than the KV pool",
+    "uncalibrated": "outside the calibrated range of the step times, and the search is strict",
     "over_gpu_budget": "more GPUs than there are",
     "layout_not_transferable": "KV cannot be handed from the prefill to the decode layout",
     "ttft_bound": "an idle deployment misses the TTFT limit",

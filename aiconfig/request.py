@@ -14,6 +14,7 @@ from aiconfig.candidate import ENGINES, MODES
 from aiconfig.estimate import Load
 from aiconfig.formats import searched_kv, searched_weights
 from aiconfig.objectives import OBJECTIVES
+from aiconfig.physics import Physics
 from aiconfig.workload import Workload
 from policies.errors import ConfigError
 from policies.frozen import frozen
@@ -53,6 +54,8 @@ class SearchRequest:
     nextn: tuple[int, ...] = (0,)
     usd_per_gpu_hour: float | None = None
     hardware: Path | None = None
+    coefficients: str = ""
+    strict: bool = False
     seed: int = 0
     top: int = 5
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
@@ -62,6 +65,7 @@ class SearchRequest:
         for gpu in (self.gpu, self.prefill_gpu):
             if gpu is not None:
                 find_gpu(gpu, self.hardware)
+        self.physics.check()
         self._check_names()
         self._check_numbers()
 
@@ -98,6 +102,11 @@ class SearchRequest:
             for value in values or ():
                 if value < 1:
                     raise ConfigError(f"--{name} {value}: a step has room for at least 1")
+
+    @property
+    def physics(self) -> Physics:
+        """Whose figures price the steps."""
+        return Physics(hardware=self.hardware, coefficients=self.coefficients, strict=self.strict)
 
     def origin(self, name: str) -> str:
         """Where the value of a field came from: "default", "given", or what `origins` says."""

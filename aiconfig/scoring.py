@@ -27,7 +27,7 @@ class Scoring:
 
     def __init__(self, request: SearchRequest) -> None:
         self.request = request
-        self.closed = ClosedForm(request.workload, request.hardware)
+        self.closed = ClosedForm(request.workload, request.physics)
         self.idle_misses: list[Scored] = []
         self._objective = OBJECTIVES[request.objective]
         self._terms = Terms(gpus_bought=request.gpus, usd_per_gpu_hour=request.usd_per_gpu_hour)
@@ -45,13 +45,20 @@ class Scoring:
             return bound
         if request.load is None:
             found = closed_form_load(self.closed, candidate, fit, request.sla)
-            return idle if found is None else self.scored(candidate, fit, found[1])
+            return self._calibrated(idle if found is None else self.scored(candidate, fit, found[1]))
         estimate = self.closed.estimate(candidate, request.load, fit)
         if estimate is None:
             has = self.closed.most(candidate, fit).rps
             needs = request.load.rps
             return Rejection(name=candidate.name, reason="unstable", needs=needs, has=has, unit="requests/s")
-        return self.scored(candidate, fit, estimate)
+        return self._calibrated(self.scored(candidate, fit, estimate))
+
+    def _calibrated(self, one: Scored) -> Scored | Rejection:
+        """A strict request wants no estimate beyond the calibrated range."""
+        beyond = one.estimate.beyond
+        if not self.request.strict or not beyond:
+            return one
+        return Rejection(name=one.candidate.name, reason="uncalibrated", detail="; ".join(beyond))
 
     def _bound(self, idle: Scored) -> Rejection | None:
         """The limit that even one user alone would miss."""

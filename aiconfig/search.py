@@ -95,7 +95,7 @@ def _nearest(scoring: Scoring, judged: list[Scored], simulate: Simulate | None) 
         estimate=one.estimate,
     )
     if simulate is None or one.estimate.level == CLOSED_FORM:
-        evaluate = ClosedFormEvaluation(request.hardware)
+        evaluate = ClosedFormEvaluation(request.physics)
         return Miss(scored=one, changes=single_changes(case, evaluate))
     return Miss(scored=one, changes=single_changes(case, refusals_are_none(simulate)))
 

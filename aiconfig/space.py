@@ -13,7 +13,8 @@ from aiconfig.candidate import ROLES, Candidate, Pool
 from aiconfig.engines import ENGINE, MAX_NUM_SEQS
 from aiconfig.layouts import layouts_of, ratios
 from aiconfig.legality import Worker, budget_rejection, pair_rejection, worker_rejection
-from aiconfig.memory import PoolFit, pool_fit
+from aiconfig.memory import PoolFit, placement, pool_fit
+from aiconfig.physics import uncalibrated
 from aiconfig.reasons import Rejection
 from aiconfig.request import SearchRequest
 from policies.frozen import frozen
@@ -133,6 +134,8 @@ class Space:
             name=name, engine=engine, model=self._model, gpu=request.gpu_of(pool.role), pool=pool, nextn=nextn
         )
         broken = worker_rejection(worker) or budget_rejection(name, pool.worker_gpus, request.gpus)
+        if broken is None and request.strict:
+            broken = uncalibrated(name, engine, placement(request.model, pool, request.hardware), request.physics)
         if broken is not None:
             yield broken
             return

@@ -5,17 +5,13 @@ Requests are of one length each: their mean. Nothing here knows a queue; `mixed`
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from aiconfig.candidate import Pool
 from aiconfig.memory import placement
-from twin.config import LatencyConfig
+from aiconfig.physics import SHIPPED, Physics
 from twin.perf.build import build_latency
 from twin.perf.layers import rank_latency
 from twin.perf.protocol import PrefillChunk, Provenance
 from twin.perf.roofline import RooflineLatency
-
-ROOFLINE = LatencyConfig()
 
 
 class Steps:
@@ -32,12 +28,11 @@ class Steps:
         new_tokens: int,
         past_tokens: int,
         ctx_tokens: float,
-        hardware: Path | None = None,
+        physics: Physics = SHIPPED,
     ) -> None:
         layout = pool.layout
-        config = ROOFLINE if hardware is None else LatencyConfig(params={"hardware": str(hardware)})
         base = build_latency(
-            config,
+            physics.latency,
             engine=engine,
             model=model,
             gpu=pool.gpu,
@@ -51,7 +46,7 @@ class Steps:
         )
         assert isinstance(base, RooflineLatency)
         self.base = base
-        self.placed = placement(model, pool, hardware)
+        self.placed = placement(model, pool, physics.hardware)
         self.new_tokens = new_tokens
         self.past_tokens = past_tokens
         self.ctx_tokens = ctx_tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from aiconfig.bands import UNCALIBRATED_BANDS
+from aiconfig.bands import calibrated_band
 from aiconfig.bound import binding
 from aiconfig.candidate import Candidate
 from aiconfig.curve import Point
@@ -38,7 +38,11 @@ def told(
         output_tokens_per_s=point.rps * workload.mean_osl,
         kv_share=_kv_share(fit.pools[-1], workload, decoding),
         bound=bound,
-        bands=UNCALIBRATED_BANDS,
+        bands={
+            "ttft": calibrated_band(steps[0].provenance, "ttft", workload.mean_isl),
+            "tpot": calibrated_band(steps[-1].provenance, "tpot", workload.mean_isl),
+        },
+        beyond=_beyond(candidate, workload, steps, decoding),
         notes=_notes(candidate, workload, steps),
     )
 
@@ -57,6 +61,23 @@ def _means(point: Point) -> Mapping[str, Mapping[str, float | None]]:
 def _kv_share(room: PoolFit, workload: Workload, decoding: float) -> float:
     held = decoding * (workload.mean_isl + workload.mean_osl / 2.0)
     return min(1.0, held / room.rank_kv_tokens)
+
+
+def _beyond(candidate: Candidate, workload: Workload, steps: tuple[Steps, ...], decoding: float) -> tuple[str, ...]:
+    """What of the steps, and of the load on the last pool's ranks, was never measured."""
+    found = [text for one in steps for text in one.provenance.beyond]
+    for one in steps:
+        if one.provenance.reach is not None:
+            found += one.provenance.reach.beyond_load(
+                batch=round(decoding) * one.placed.layout.dp if one is steps[-1] else 0,
+                prompt_tokens=workload.longest_prompt,
+                context_tokens=round(workload.mean_isl + workload.mean_osl),
+            )
+    if candidate.mode == "disagg":
+        found.append("prefill and decode apart: workers that do everything were measured")
+    if candidate.nextn:
+        found.append("draft tokens: none were measured")
+    return tuple(dict.fromkeys(found))
 
 
 def _notes(candidate: Candidate, workload: Workload, steps: tuple[Steps, ...]) -> tuple[str, ...]:

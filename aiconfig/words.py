@@ -118,14 +118,20 @@ def bands_cell(estimate: Estimate) -> str:
 
 
 def band_lines(estimate: Estimate) -> Iterator[str]:
-    """What the bands mean, once for each level."""
+    """What the bands mean, once for each level, what they have beside the estimate, and what they do not cover."""
     told: dict[str, list[str]] = {}
     for metric in ("ttft", "tpot"):
         found = band_of(estimate, metric)
         if found is not None:
             told.setdefault(found.level, []).append(f"{metric} {band(found)}")
     for level, bands in told.items():
-        yield f"{', '.join(bands)}: half of the errors are within that ({level})"
+        wide = "; nine in ten within the second figure" if any(".." in one for one in bands) else ""
+        yield f"{', '.join(bands)}: half of the errors are within that{wide} ({level})"
+    outside = band_of(estimate, "ttft")
+    if outside is not None and outside.outside_s:
+        yield f"ttft was measured with {text.time(outside.outside_s)} outside the engine, which the estimate has not"
+    for beyond in estimate.beyond:
+        yield f"not covered by that: {beyond}"
 
 
 def kv_line(one: Scored) -> str:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from measure import TWIN, circumstances, measure, shared
 
+PRIORS = "--set workers.latency.coefficients=priors"  # as in the published table
 HOST = "--set workers.kvbm.cpu_cache_gb=800"
 DISK = (
     "--set workers.kvbm.disk_cache_gb=40000 --set workers.kvbm.disk_shared=true "
@@ -84,7 +85,7 @@ def main() -> None:
         folder = args.out or Path(scratch)
         table = {
             name: [
-                replay(trace, f"--workers {args.workers} --seed {seed} {options}", folder / f"{slug(name)}-{seed}")
+                replay(trace, f"--workers {args.workers} --seed {seed} {PRIORS} {options}", folder / f"{slug(name)}-{seed}")
                 for seed in range(args.seeds)
             ]
             for name, options in ROWS.items()

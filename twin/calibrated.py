@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from policies.errors import ConfigError
 from reports.columns import ColumnFile
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
     from twin.cluster import Group
     from twin.perf.calibration import Reach
+
+BEYOND: Final = "outside the calibrated range of the step times"
+"""Stands in every warning of `warnings_beyond`, and in no other."""
 
 
 def refuse_beyond(groups: Iterable[Group], batches: Iterable[pa.RecordBatch]) -> None:
@@ -56,7 +59,7 @@ def warnings_beyond(groups: Iterable[Group], folder: Path) -> Iterator[str]:
     }
     for group in ranged:
         for text in _beyond(group, **largest):
-            yield f"workers {group.config.name}: outside the calibrated range of the step times: {text}"
+            yield f"workers {group.config.name}: {BEYOND}: {text}"
 
 
 def _beyond(group: Group, *, batch: int, prompt_tokens: int, context_tokens: int) -> list[str]:

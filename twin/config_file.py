@@ -20,6 +20,7 @@ PATHS = (
     "workers.latency.hardware",
     "faults.path",
 )  # in a file: relative to that file
+NAMES_OR_PATHS = ("workers.latency.coefficients",)  # the same, where FILE.toml or FILE.toml#ENTRY is given
 TABLES = frozenset(
     [
         "trace",
@@ -74,10 +75,17 @@ def read_file(file: Path) -> tuple[Found, list[str | None]]:
             elif value != {}:
                 given[key] = Given(value, _place(file, lines, key))
     for key, found in given.items():
-        if dotted(key) in PATHS and isinstance(found.value, str) and found.value:
+        if is_path(dotted(key), found.value):
             given[key] = found._replace(value=str(file.parent / found.value))
     names = (group.get("name") for group in groups)
     return given, [name if isinstance(name, str) else None for name in names]
+
+
+def is_path(key: str, value: object) -> bool:
+    """Whether the value of a key (dotted, worker groups without their names) names a file."""
+    if key in NAMES_OR_PATHS:
+        return str(value).partition("#")[0].endswith(".toml")
+    return key in PATHS and isinstance(value, str | Path) and value != ""
 
 
 def _named(name: str, file: Path, document: dict[str, object], lines: Mapping[Key, int]) -> list[dict[str, object]]:

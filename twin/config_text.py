@@ -33,7 +33,7 @@ from twin.config import (
     WorkerGroup,
     keys_of,
 )
-from twin.config_file import NAMED, PATHS
+from twin.config_file import NAMED, is_path
 from twin.config_values import toml_value
 
 
@@ -50,7 +50,7 @@ class Line(NamedTuple):
     def is_path(self) -> bool:
         """Whether the value names a file."""
         room, *inner = self.key.split(".")
-        return ".".join((room, *inner[1:]) if room == "workers" else (room, *inner)) in PATHS
+        return is_path(".".join((room, *inner[1:]) if room == "workers" else (room, *inner)), self.value)
 
 
 def to_toml(config: Config, beside: Path | None = None) -> str:

@@ -19,7 +19,7 @@ from policies.errors import ConfigError, TwinError
 from policies.frozen import frozen
 from traces.errors import TraceError
 from twin.config import Config
-from twin.config_file import PATHS
+from twin.config_file import is_path
 from twin.config_read import FLAGS, TABLES, Varied, load
 from twin.config_text import to_plain
 
@@ -330,7 +330,8 @@ def _name(recipe: Recipe, config: Config, files: _Files, explain: bool) -> str:
 
 def _paths(config: Config) -> Iterator[Path]:
     """The files that a configuration names."""
-    names = {key.rpartition(".")[2] for key in PATHS if key.startswith("workers.latency.")}
     yield from (path for path in (config.trace.path, config.faults.path) if path is not None)
     for group in config.workers:
-        yield from (Path(str(value)) for name, value in group.latency.params.items() if name in names)
+        for name, value in group.latency.params.items():
+            if is_path(f"workers.latency.{name}", value):
+                yield Path(str(value).partition("#")[0])

@@ -140,6 +140,7 @@ def _configured(values: Values, demand: Values) -> tuple[Candidate, SearchReques
         request = request_of({name: value for name, value in demand.items() if name not in ("gpu", "model", "config")})
         return candidate, replace(request, model=candidate.model, gpus=candidate.gpus)
     from aiconfig.deployment import from_config
+    from aiconfig.physics import physics_of
     from twin.config_read import load
 
     config = load(path)
@@ -153,12 +154,14 @@ def _configured(values: Values, demand: Values) -> tuple[Candidate, SearchReques
     if "sla" not in asked and config.sla is not None:
         asked["sla"] = config.sla
     request = request_of(asked)
-    own = next((group.latency.params.get("hardware") for group in config.workers), None)
+    own = physics_of(config.workers[0].latency, f"workers.{config.workers[0].name}.latency")
     return candidate, replace(
         request,
         model=candidate.model,
         gpus=candidate.gpus,
-        hardware=Path(str(own)) if own is not None else request.hardware,
+        hardware=own.hardware or request.hardware,
+        coefficients=own.coefficients or request.coefficients,
+        strict=own.strict or request.strict,
     )
 
 

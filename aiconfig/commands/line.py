@@ -31,6 +31,8 @@ WHERE = (
     Option("--max-num-batched-tokens", "N,...", "Tokens of a step of a rank at most."),
     Option("--nextn", "N,...", "Draft tokens of a decode step (models with draft layers)."),
     Option("--hardware", "FILE", "TOML file with GPUs of your own (docs/latency-models.md)."),
+    Option("--coefficients", "FILE", "Calibration of your own (twin calibrate), or priors; otherwise the shipped one."),
+    Option("--strict", "", "Leave out what lies outside the calibrated range, instead of a note."),
 )
 DEMAND = (
     Option("--isl", "N", "Prompt tokens."),
@@ -83,6 +85,10 @@ def request_of(values: Values, extra: Mapping[str, object] = NOTHING) -> SearchR
             given[option] = tuple(_whole(option, word) for word in words(values, option))
     if "hardware" in values:
         given["hardware"] = Path(values["hardware"])
+    if "coefficients" in values:
+        given["coefficients"] = values["coefficients"]
+    if "strict" in values:
+        given["strict"] = True
     if "sla" in values:
         given["sla"] = parse_sla(values["sla"])
     if "price" in values:

@@ -67,7 +67,9 @@ class Reach:
             ("KV in", placed.kv, self.kv),
         )
         strange = [(what, name, known) for what, name, known in asked if known and name not in known]
-        return [f"{what} {name}: not among what was measured ({', '.join(known)})" for what, name, known in strange]
+        found = [f"{what} {name}: not among what was measured ({', '.join(known)})" for what, name, known in strange]
+        stages = placed.layout.pp
+        return found + ([f"{stages} pipeline stages: none were measured"] if stages > 1 else [])
 
     def beyond_load(self, *, batch: int, prompt_tokens: int, context_tokens: int) -> list[str]:
         """What of a load is larger than anything that was measured."""
@@ -103,6 +105,7 @@ def nearest(blocks: Mapping[str, Block], file: str, about: object, engine: str, 
         label=f"{block.label} for {model}" if level == "model" else block.label,
         origin=f"calibrated {entry.text('date', 'on a day not told')} with {entry.text('table', 'a table not named')}",
         error_band=band.text() if band is not None else None,
+        band=band,
         level=level,
         notes=tuple(notes),
         values=values,

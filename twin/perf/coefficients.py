@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 GENERIC = "generic"
 SHIPPED = "coefficients.toml"
 CALIBRATED = "calibrated"
-"""Name of the shipped calibration."""
+"""Name of the shipped calibration, which is used where none is named."""
+UNFITTED = "priors"
+"""Name of the shipped coefficients of before that calibration."""
 CALIBRATION_FILE = "calibration.toml"
 
 
@@ -71,6 +73,7 @@ class Block:
     error_band: str | None
     values: Coefficients
     level: str | None = None  # how near a calibrated block is to what was asked for: `calibration.LEVELS`
+    band: Band | None = None  # the errors of that level
     notes: tuple[str, ...] = ()  # what a prediction with it must say
     bands: Mapping[str, Band] = field(default_factory=dict)  # by model, and the block's own under ""
     reach: Reach | None = None  # what was measured
@@ -82,7 +85,7 @@ class Block:
         if not changes:
             return self
         label = f"{self.label} with {', '.join(changes)} given"
-        return replace(self, label=label, error_band=None, values=replace(self.values, **changes))
+        return replace(self, label=label, error_band=None, band=None, values=replace(self.values, **changes))
 
 
 def block_for(engine: str, family: str) -> Block:
@@ -102,12 +105,17 @@ def named_block(name: str) -> Block:
     return next(iter(blocks.values())) if len(blocks) == 1 and not wanted else pick(f"{file}: block", wanted, blocks)
 
 
+def coefficient_names() -> tuple[str, ...]:
+    """Every name that `block_of` knows."""
+    return (CALIBRATED, UNFITTED, *_shipped_blocks())
+
+
 def block_of(name: str, engine: str, placed: Placement) -> Block:
-    """The block that `name` asks for: the nearest one of a calibration file ("calibrated": of the shipped one), a block
-    by name, and without a name the shipped priors of that engine and GPU family."""
-    if not name:
+    """The block that `name` asks for: the nearest one of a calibration file ("calibrated", and without a name: of the
+    shipped one), with "priors" that of the engine and GPU family among the shipped priors, or a block by name."""
+    if name == UNFITTED:
         return block_for(engine, placed.gpu.family)
-    if name == CALIBRATED:
+    if name in ("", CALIBRATED):
         blocks, about = _shipped_calibration()
         return nearest(blocks, CALIBRATION_FILE, about, engine, placed)
     if name.endswith(".toml"):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from policies.frozen import frozen
-from twin.perf.calibration import Reach
+from twin.perf.calibration import Band, Reach
 
 FOREVER_STEPS = 2**62
 """`DecodePiece.steps` of a piece that has no end."""
@@ -50,6 +50,11 @@ class Provenance:
     extrapolates: bool = False  # answers beyond its measured points instead of refusing
     notes: tuple[str, ...] = ()
     reach: Reach | None = None  # what was measured; None: not told
+    band: Band | None = None  # what `error_band` says, as figures
+    nearness: str | None = None  # of which runs the band is
+    beyond: tuple[str, ...] = ()  # what of the worker was never measured
+    client_s: float = 0.0  # beside every first token that was measured, and no part of a step
+    client_s_per_token: float = 0.0  # the same, per prompt token
 
     def line(self) -> str:
         """One line for people: model, source, engine version, what it does beyond its points, error band."""

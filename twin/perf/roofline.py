@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from twin.perf.calibration import LEVELS
 from twin.perf.coefficients import Block
 from twin.perf.costs import StepCosts, smax, step_costs
 from twin.perf.memory import Placement
@@ -201,4 +202,9 @@ def _provenance(placed: Placement, block: Block, *, overlap: bool) -> Provenance
         error_band=block.error_band or (UNCALIBRATED_BAND if block.level is None else None),
         notes=tuple(notes),
         reach=block.reach,
+        band=block.band,
+        beyond=block.notes,
+        nearness=LEVELS[block.level] if block.level is not None else None,
+        client_s=block.values.client_s,
+        client_s_per_token=block.values.client_s_per_token,
     )
