@@ -85,7 +85,9 @@ def main() -> None:
         folder = args.out or Path(scratch)
         table = {
             name: [
-                replay(trace, f"--workers {args.workers} --seed {seed} {PRIORS} {options}", folder / f"{slug(name)}-{seed}")
+                replay(
+                    trace, f"--workers {args.workers} --seed {seed} {PRIORS} {options}", folder / f"{slug(name)}-{seed}"
+                )
                 for seed in range(args.seeds)
             ]
             for name, options in ROWS.items()
