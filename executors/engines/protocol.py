@@ -1,0 +1,216 @@
+"""What a live engine can do, whatever it is: token ids in, token ids out, one leg of a request at a time.
+
+Adapters (`vllm`, `sglang`, `trtllm`, `mock`) carry this out over processes and sockets; the world knows nothing else
+of them. Nothing here imports an engine. Times are seconds, lengths are tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import field
+from enum import Enum
+from types import MappingProxyType
+from typing import Final, Literal, Protocol
+
+from policies.cluster.blocks import BlockPath
+from policies.cluster.ids import Leg, LossCause, RequestId, Role
+from policies.frozen import frozen
+
+Finish = Literal["stop", "length"]
+"""Why an answer ended well: an end token or stop token was made, or the budget is used up."""
+
+NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
+
+
+@frozen
+class Sampling:
+    """How tokens are drawn; names and ranges are those of OpenAI and vLLM. None: the engine's own default.
+
+    `logprobs`: how many alternatives of each token are told (None: no probabilities at all). `grammar` is what guides
+    the answer: {"json_schema": ...}, {"regex": ...}, {"choice": [...]} or {"grammar": ...}.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    logprobs: int | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    grammar: Mapping[str, object] = NOTHING
+
+
+GREEDY: Final = Sampling(temperature=0.0)
+
+
+class Moves(Enum):
+    """How the KV of a prompt gets from the leg that computes it to the leg that answers."""
+
+    AFTER = "after"
+    """The prefill leg ends with parameters, which the decode leg is given (vLLM, TensorRT-LLM)."""
+    TOGETHER = "together"
+    """Both legs are sent at once with a meeting point that we choose (SGLang)."""
+
+
+@frozen
+class LegRequest:
+    """One leg for one worker. `leg_id` is ours, never used twice, and what `abort` takes.
+
+    `token_ids` is the prompt, with what the client has already behind it where an answer goes on. `max_tokens` is what
+    is left of the budget; a prefill leg makes one token, which nobody is shown. `handoff` is what the other leg left
+    for this one, in the engine's own words: never anything of a client's. `path` is the content of the prompt in
+    blocks, for engines that keep no tokens (the mock). `out_tokens` is how long the answer will be, where a replay
+    knows it; real engines are never told.
+    """
+
+    leg_id: str
+    request_id: RequestId
+    leg: Leg
+    token_ids: Sequence[int]
+    max_tokens: int
+    sampling: Sampling = GREEDY
+    handoff: Mapping[str, object] = NOTHING
+    dp_rank: int | None = None
+    lora: str | None = None
+    cache_salt: str | None = None
+    priority: int = 0
+    path: BlockPath | None = None
+    out_tokens: int | None = None
+
+
+@frozen
+class Logprob:
+    """The probability of a token, and of `top` alternatives: (token id, logarithm)."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@frozen
+class Piece:
+    """What came of a leg: tokens, and with the last piece how it ended.
+
+    `cached_tokens`: of the prompt, found in a cache of the worker (told once, with the first or the last piece).
+    `handoff`: with the last piece of a prefill leg, what the decode leg is to be given. `prefilled`: the prompt is
+    computed, though no token is shown for it (a prefill leg without tokens of its own).
+    """
+
+    token_ids: tuple[int, ...] = ()
+    finish: Finish | None = None
+    cached_tokens: int | None = None
+    logprobs: tuple[Logprob, ...] = ()
+    handoff: Mapping[str, object] = NOTHING
+    prefilled: bool = False
+
+
+class LegFailed(Exception):
+    """A leg did not come to its end. `cause` is how; `refused`: the engine took nothing of it, and says why.
+
+    A refusal ends the request (`RequestRejected`), except for want of room (`LossCause.OVERLOAD`); any other cause
+    interrupts it, and the policies decide.
+    """
+
+    def __init__(self, cause: LossCause, reason: str, *, refused: bool = False) -> None:
+        super().__init__(reason)
+        self.cause = cause
+        self.reason = reason
+        self.refused = refused
+
+
+@frozen
+class Facts:
+    """What a worker says of itself when it is ready; the router's block size must be `block_size`."""
+
+    engine: str
+    version: str
+    role: Role
+    models: tuple[str, ...]
+    block_size: int
+    total_blocks: int | None
+    max_batched_tokens: int | None
+    max_num_seqs: int
+    context_tokens: int
+    dp_ranks: int = 1
+    gpus: int = 1
+    on_cpu: bool = False
+    loras: tuple[str, ...] | None = None
+    compatibility: str | None = None
+    """Of two workers that say the same, one can take over KV of the other (None: not told)."""
+
+
+@frozen
+class Load:
+    """A worker's own account, as of `measured_s` of the loop's clock; gauges of an idle engine may be old."""
+
+    measured_s: float
+    running: int
+    waiting: int
+    active_blocks: int
+    cached_blocks: int
+
+
+class Ability(Enum):
+    """What not every engine can do."""
+
+    ABORT = "abort a request by its id"
+    PAUSE = "pause, and go on with what was running"
+    DRAIN = "take no new work and end when the open work has"
+    REPLAY = "say KV events again"
+    SPLIT = "compute prompts for other workers"
+    TIERS = "keep KV below the device"
+    LOGPROBS = "tell probabilities"
+    GRAMMAR = "answer within a grammar"
+
+
+class Engine(Protocol):
+    """One engine that is up, or about to be. Everything raises within a deadline of its own: nothing hangs for ever."""
+
+    @property
+    def name(self) -> str:
+        """For people: what and where."""
+        ...
+
+    @property
+    def moves(self) -> Moves:
+        """How KV is handed over between two of these."""
+        ...
+
+    @property
+    def abilities(self) -> frozenset[Ability]: ...
+
+    async def ready(self, deadline_s: float) -> Facts:
+        """Wait until it takes work. Raises `EngineError` with the end of its log if it does not within `deadline_s`
+        seconds or will not at all."""
+        ...
+
+    def generate(self, request: LegRequest) -> AsyncIterator[Piece]:
+        """Run a leg. The last piece has `finish`, or `handoff` or `prefilled` for a prefill leg; a stream that ends
+        without is a `LegFailed`. Closing the iterator stops the leg (`abort` included)."""
+        ...
+
+    async def abort(self, leg_id: str) -> None:
+        """Stop a leg, which may be over or unknown already. Returns when the engine has been told."""
+        ...
+
+    async def alive(self) -> bool:
+        """Whether it answers health checks now."""
+        ...
+
+    async def load(self) -> Load | None:
+        """What it has to do; None where it does not say."""
+        ...
+
+    async def drain(self, deadline_s: float) -> None:
+        """Nothing new comes any more and nothing of ours is open: let the process end."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of sockets; kill what is left of a process that we started. May be called twice."""
+        ...
