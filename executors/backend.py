@@ -23,9 +23,9 @@ Outcome = Literal["stop", "length", "cancelled", "rejected", "failed"]
 class Ask:
     """One request for one answer. `request_id` is ours and unique.
 
-    `token_ids` is the prompt, `max_tokens` the budget. `path` is the content of the prompt and `out_tokens` the length of
-    its answer where a recorded trace is played, which has no tokens. `first_token_s` and
-    `total_s` are deadlines from arrival (None: those of the server). `cache_salt` separates caches of tenants.
+    `token_ids` is the prompt, `max_tokens` the budget. `path` is the content of the prompt and `out_tokens` the length
+    of its answer where a recorded trace is played, which has no tokens. `first_token_s` and `total_s` are deadlines
+    from arrival (None: those of the server). `cache_salt` separates caches of tenants.
     """
 
     request_id: RequestId

@@ -6,13 +6,13 @@ of them. Nothing here imports an engine. Times are seconds, lengths are tokens.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import field
 from enum import Enum
 from types import MappingProxyType
 from typing import Final, Literal, Protocol
 
-from policies.cluster.blocks import BlockPath
+from policies.cluster.blocks import BlockPath, Branch
 from policies.cluster.ids import Leg, LossCause, RequestId, Role
 from policies.frozen import frozen
 
@@ -43,7 +43,7 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     min_tokens: int = 0
-    grammar: Mapping[str, object] = NOTHING
+    grammar: Mapping[str, object] = field(default_factory=lambda: NOTHING)
 
 
 GREEDY: Final = Sampling(temperature=0.0)
@@ -65,8 +65,8 @@ class LegRequest:
     `token_ids` is the prompt, with what the client has already behind it where an answer goes on. `max_tokens` is what
     is left of the budget; a prefill leg makes one token, which nobody is shown. `handoff` is what the other leg left
     for this one, in the engine's own words: never anything of a client's. `path` is the content of the prompt in
-    blocks, for engines that keep no tokens (the mock). `out_tokens` is how long the answer will be, where a replay
-    knows it; real engines are never told.
+    blocks and `own` what the answer fills, for engines that keep no tokens (the mock). `out_tokens` is how long the
+    answer will be, where a replay knows it; real engines are never told.
     """
 
     leg_id: str
@@ -75,12 +75,13 @@ class LegRequest:
     token_ids: Sequence[int]
     max_tokens: int
     sampling: Sampling = GREEDY
-    handoff: Mapping[str, object] = NOTHING
+    handoff: Mapping[str, object] = field(default_factory=lambda: NOTHING)
     dp_rank: int | None = None
     lora: str | None = None
     cache_salt: str | None = None
     priority: int = 0
     path: BlockPath | None = None
+    own: Branch | None = None
     out_tokens: int | None = None
 
 
@@ -106,7 +107,7 @@ class Piece:
     finish: Finish | None = None
     cached_tokens: int | None = None
     logprobs: tuple[Logprob, ...] = ()
-    handoff: Mapping[str, object] = NOTHING
+    handoff: Mapping[str, object] = field(default_factory=lambda: NOTHING)
     prefilled: bool = False
 
 
@@ -190,9 +191,13 @@ class Engine(Protocol):
         seconds or will not at all."""
         ...
 
-    def generate(self, request: LegRequest) -> AsyncIterator[Piece]:
+    def generate(self, request: LegRequest) -> AsyncGenerator[Piece, None]:
         """Run a leg. The last piece has `finish`, or `handoff` or `prefilled` for a prefill leg; a stream that ends
         without is a `LegFailed`. Closing the iterator stops the leg (`abort` included)."""
+        ...
+
+    def meeting_point(self) -> Mapping[str, object]:
+        """For `Moves.TOGETHER`, of the prefill worker: where both legs of one attempt meet, never the same twice."""
         ...
 
     async def abort(self, leg_id: str) -> None:

@@ -1,0 +1,351 @@
+"""The workers of the live world: who is up, what each is doing, and how they come and go.
+
+A worker is lost once, with everything that it had, and what it stranded is posted before anything is sent again. One
+that comes back is another worker: its epoch rises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from executors.clock import Order
+from executors.engines.protocol import GREEDY, Engine, Facts, LegFailed, LegRequest
+from policies.cluster.actions import Probe, RequestIndexDump, RequestIndexReplay
+from policies.cluster.events import (
+    Event,
+    ProbeEnded,
+    WorkerDraining,
+    WorkerHeard,
+    WorkerLost,
+    WorkerRecalled,
+    WorkerReported,
+    WorkerUp,
+)
+from policies.cluster.ids import Leg, LossCause, ProbeResult, RequestId, WorkerId
+from policies.errors import CapabilityError, ConfigError, EngineError
+from policies.frozen import frozen
+
+if TYPE_CHECKING:
+    from executors.world import LiveWorld
+
+SUSPECT = frozenset({LossCause.CONNECT, LossCause.DISCONNECTED, LossCause.CONNECT_TIMEOUT})
+"""How a leg breaks when its worker may be gone: it is asked at once whether it is alive."""
+
+
+@frozen
+class Upkeep:
+    """How a worker is looked after, in seconds. `misses` health checks in a row that fail make it lost."""
+
+    report_every_s: float = 1.0
+    health_every_s: float = 2.0
+    misses: int = 3
+    ready_s: float = 600.0
+    drain_s: float = 300.0
+
+
+class Follower(Protocol):
+    """Reads what a worker says of its KV blocks."""
+
+    def ask(self, action: RequestIndexReplay | RequestIndexDump) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class Starter(Protocol):
+    """Starts workers of a group: what `AddWorker` needs."""
+
+    def start(self, group: str) -> tuple[str, Awaitable[Engine]]:
+        """The new worker's name, and its engine when the process runs. Raises ConfigError for an unknown group."""
+        ...
+
+
+@dataclass(slots=True)
+class LiveWorker:
+    """One worker that has registered."""
+
+    up: WorkerUp
+    engine: Engine
+    group: str
+    facts: Facts
+    heard_s: float = 0.0
+    misses: int = 0
+    draining: bool = False
+    lost: bool = False
+    follower: Follower | None = None
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    @property
+    def worker_id(self) -> WorkerId:
+        return self.up.worker_id
+
+
+class Fleet:
+    """Of one world. `starter` starts processes (None: workers are only attached to); `follow` begins to read the KV
+    events of a worker that is up, where somebody wants them."""
+
+    def __init__(self, world: LiveWorld) -> None:
+        self._world = world
+        self.workers: dict[WorkerId, LiveWorker] = {}
+        self.names: dict[WorkerId, str] = {}
+        self.starting: dict[str, str] = {}
+        """Workers on their way up: name and group."""
+        self.upkeep = Upkeep()
+        self.starter: Starter | None = None
+        self.follow: Callable[[LiveWorker, Callable[[Event], None]], Follower | None] | None = None
+        self.on_left: list[Callable[[LiveWorker, str], None]] = []
+        self.on_failed_start: list[Callable[[str, str, EngineError], None]] = []
+        self.looks_after = True
+        self._next_id = 0
+
+    def name_of(self, worker_id: WorkerId | None) -> str | None:
+        """For people; also of one that is gone."""
+        return None if worker_id is None else self.names.get(worker_id, str(worker_id))
+
+    # ------------------------------------------------------------ coming
+
+    def add(self, group: str) -> None:
+        """Start a worker of a group; it is up when it is ready."""
+        if self.starter is None:
+            raise CapabilityError(f"a worker of group {group} was ordered, and nothing here starts processes")
+        name, started = self.starter.start(group)
+        self.starting[name] = group
+        self._world.spawn(self._bring_up(name, group, started))
+
+    async def _bring_up(self, name: str, group: str, started: Awaitable[Engine]) -> None:
+        try:
+            engine = await started
+            await self.attach(engine, name, group)
+        except EngineError as error:
+            for told in self.on_failed_start:
+                told(name, group, error)
+        finally:
+            self.starting.pop(name, None)
+
+    async def attach(self, engine: Engine, name: str, group: str) -> LiveWorker:
+        """Wait until an engine takes work, and register it. Raises EngineError if it does not come up, ConfigError if
+        it cannot work with this router."""
+        facts = await engine.ready(self.upkeep.ready_s)
+        return self.join(engine, facts, name, group)
+
+    def join(
+        self, engine: Engine, facts: Facts, name: str, group: str, worker_id: WorkerId | None = None
+    ) -> LiveWorker:
+        """Register a worker that takes work now."""
+        if facts.block_size != self._world.tree.block_size and self._world.reads_blocks:
+            raise ConfigError(
+                f"worker {name} has KV blocks of {facts.block_size} tokens and the router of "
+                f"{self._world.tree.block_size}: they cannot be compared; set workers.engine.block_size to what the "
+                "engine has"
+            )
+        if worker_id is None:
+            worker_id, self._next_id = WorkerId(self._next_id), self._next_id + 1
+        else:
+            self._next_id = max(self._next_id, worker_id + 1)
+        before = self.workers.get(worker_id)
+        up = WorkerUp(
+            at_s=self._world.clock.now(),
+            worker_id=worker_id,
+            name=name,
+            role=facts.role,
+            block_size=facts.block_size,
+            total_blocks=facts.total_blocks,
+            max_batched_tokens=facts.max_batched_tokens,
+            max_num_seqs=facts.max_num_seqs,
+            gpus=facts.gpus,
+            epoch=before.up.epoch + 1 if before is not None else 0,
+            loras=facts.loras,
+            dp_ranks=facts.dp_ranks,
+            on_cpu=facts.on_cpu,
+        )
+        worker = LiveWorker(up=up, engine=engine, group=group, facts=facts, heard_s=up.at_s)
+        self.workers[worker_id] = worker
+        self.names[worker_id] = name
+        self._world.post(up)
+        if self.follow is not None:
+            worker.follower = self.follow(worker, lambda event: self._hear(worker, event))
+        if self.looks_after:
+            worker.tasks.append(self._world.spawn(self._look_after(worker)))
+            if self._world.controller.wants(WorkerReported):
+                worker.tasks.append(self._world.spawn(self._report(worker)))
+        return worker
+
+    def _hear(self, worker: LiveWorker, event: Event) -> None:
+        """Something that a worker says of itself, unless it is known to be gone."""
+        if not worker.lost:
+            self._world.post(event)
+
+    # ------------------------------------------------------------ looking after
+
+    async def _look_after(self, worker: LiveWorker) -> None:
+        """Ask for its health, and take it for lost when it is."""
+        while not worker.lost:
+            await asyncio.sleep(self.upkeep.health_every_s)
+            await self._check(worker)
+
+    async def _check(self, worker: LiveWorker) -> None:
+        if await worker.engine.alive():
+            worker.misses = 0
+        else:
+            worker.misses += 1
+            if worker.misses >= self.upkeep.misses:
+                self.lose(worker, f"no answer to {worker.misses} health checks in a row")
+
+    async def _report(self, worker: LiveWorker) -> None:
+        """Ask how much it has to do."""
+        while not worker.lost:
+            load = await worker.engine.load()
+            if load is not None and not worker.lost:
+                at_s = self._world.clock.now()
+                self._world.post(
+                    WorkerReported(
+                        at_s=at_s,
+                        worker_id=worker.worker_id,
+                        measured_s=min(load.measured_s, at_s),
+                        running=load.running,
+                        waiting=load.waiting,
+                        active_blocks=load.active_blocks,
+                        cached_blocks=load.cached_blocks,
+                    )
+                )
+            await asyncio.sleep(self.upkeep.report_every_s)
+
+    def suspect(self, worker: LiveWorker) -> None:
+        """A leg on it broke as it would if the worker were gone: ask at once, `misses` times."""
+
+        async def ask() -> None:
+            for _ in range(self.upkeep.misses):
+                if worker.lost or await worker.engine.alive():
+                    return
+            self.lose(worker, "connections break and it does not answer")
+
+        if not worker.lost:
+            self._world.spawn(ask())
+
+    # ------------------------------------------------------------ going
+
+    def lose(self, worker: LiveWorker, reason: str, cause: LossCause = LossCause.DISCONNECTED) -> None:
+        """A worker is gone: told once, with the requests that it strands."""
+        if worker.lost:
+            return
+        self._leave(worker)
+        worker_id = worker.worker_id
+        self._world.post(WorkerLost(at_s=self._world.clock.now(), worker_id=worker_id, reason=reason))
+        for request in list(self._world.open.values()):
+            if any(leg.worker_id == worker_id for leg in request.legs.values()) and not request.closed:
+                self._world.interrupt(request, worker_id, reason, cause)
+        self._gone(worker, reason)
+
+    def drain(self, worker_id: WorkerId) -> None:
+        """A worker takes nothing new, and leaves when its open work has ended or its time is over."""
+        worker = self.workers[worker_id]
+        if worker.draining or worker.lost:
+            return
+        worker.draining = True
+        now_s = self._world.clock.now()
+        self._world.post(WorkerDraining(at_s=now_s, worker_id=worker_id))
+        self._world.clock.call_at(now_s + self.upkeep.drain_s, Order.COMMAND, lambda: self._cut(worker))
+        self.check_drained()
+
+    def _cut(self, worker: LiveWorker) -> None:
+        if worker.draining and not worker.lost:
+            self.lose(worker, "engine shutdown at the end of the drain time", LossCause.SHUTDOWN)
+
+    def recall(self, worker_id: WorkerId) -> None:
+        """A worker that drains stays; one that has gone is gone."""
+        worker = self.workers[worker_id]
+        if worker.draining and not worker.lost:
+            worker.draining = False
+            self._world.post(WorkerRecalled(at_s=self._world.clock.now(), worker_id=worker_id))
+
+    def check_drained(self) -> None:
+        """Let draining workers go that have nothing left."""
+        for worker in list(self.workers.values()):
+            if worker.draining and not worker.lost and not self._has_work(worker.worker_id):
+                self._leave(worker)
+                now_s = self._world.clock.now()
+                self._world.post(WorkerLost(at_s=now_s, worker_id=worker.worker_id, reason="drained"))
+                self._gone(worker, "drained")
+
+    def _has_work(self, worker_id: WorkerId) -> bool:
+        """Whether a request has a leg there, or KV that was computed there and is not fetched."""
+        return any(
+            any(leg.worker_id == worker_id for leg in request.legs.values())
+            or (request.handoff and request.prefill_worker_id == worker_id)
+            for request in self._world.open.values()
+        )
+
+    def _leave(self, worker: LiveWorker) -> None:
+        worker.lost = True
+        for task in worker.tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
+
+    def _gone(self, worker: LiveWorker, reason: str) -> None:
+        for told in self.on_left:
+            told(worker, reason)
+        self._world.spawn(self._end(worker, 0.0 if reason != "drained" else self.upkeep.drain_s))
+
+    async def _end(self, worker: LiveWorker, drain_s: float) -> None:
+        if worker.follower is not None:
+            await worker.follower.close()
+        if drain_s:
+            await worker.engine.drain(drain_s)
+        await worker.engine.close()
+
+    # ------------------------------------------------------------ canaries, index
+
+    def probe(self, action: Probe) -> None:
+        """One token past all queues, unless the worker has said something meanwhile."""
+        worker = self.workers.get(action.worker_id)
+        if worker is None or worker.lost or worker.up.epoch != action.epoch:
+            return
+        self._world.spawn(self._probe(worker, action))
+
+    async def _probe(self, worker: LiveWorker, action: Probe) -> None:
+        now_s = self._world.clock.now()
+        if now_s - worker.heard_s < action.idle_s:
+            self._world.post(
+                WorkerHeard(at_s=now_s, worker_id=worker.worker_id, epoch=action.epoch, last_s=worker.heard_s)
+            )
+            return
+        asked = LegRequest(
+            leg_id=f"canary-{worker.worker_id}-{action.epoch}-{now_s:.6f}",
+            request_id=RequestId(f"canary-{worker.worker_id}"),
+            leg=Leg.AGG,
+            token_ids=(1,) * 4,
+            max_tokens=1,
+            sampling=GREEDY,
+        )
+        result = ProbeResult.OK
+        try:
+            async with asyncio.timeout(action.timeout_s):
+                async for _ in worker.engine.generate(asked):
+                    pass
+        except TimeoutError:
+            result = ProbeResult.SILENT
+        except LegFailed as failed:
+            result = ProbeResult.OVERLOADED if failed.cause is LossCause.OVERLOAD else ProbeResult.SILENT
+        if not worker.lost:
+            at_s = self._world.clock.now()
+            if result is ProbeResult.OK:
+                worker.heard_s = at_s
+            self._world.post(ProbeEnded(at_s=at_s, worker_id=worker.worker_id, epoch=action.epoch, result=result))
+
+    def ask_index(self, action: RequestIndexReplay | RequestIndexDump) -> None:
+        """A rank is asked to say again what it has."""
+        worker = self.workers.get(action.worker_id)
+        if worker is None or worker.lost or worker.up.epoch != action.epoch:
+            return  # with its loss everything that was asked of it is answered
+        if worker.follower is None:
+            raise CapabilityError(f"worker {worker.up.name} cannot say its KV events again")
+        worker.follower.ask(action)
+
+    async def close(self) -> None:
+        """Let go of every worker; processes that we started end."""
+        workers = [worker for worker in self.workers.values() if not worker.lost]
+        for worker in workers:
+            self._leave(worker)
+        await asyncio.gather(*(self._end(worker, 0.0) for worker in workers), return_exceptions=True)

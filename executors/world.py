@@ -1,0 +1,523 @@
+"""The live world: an asyncio shell around the controller. Events in by one queue, one consumer; orders out to tasks.
+
+It owns the promise that every action ends in exactly one terminal event, whatever becomes of processes, networks and
+clients: deadlines are its own, never an engine's. It decides nothing. Time, order and content are handed in, so the
+same world runs on a host and, with mock engines under a virtual clock, beside the simulated one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from executors.backend import Ask, End, Outcome
+from executors.clock import Clock, Order, Timer
+from executors.engines.protocol import LegFailed, LegRequest, Moves, Piece
+from executors.fleet import SUSPECT, Fleet, LiveWorker
+from executors.requests import Content, OpenRequest, RunningLeg, Stream
+from policies.cluster.actions import (
+    Action,
+    AddWorker,
+    Cancel,
+    Dispatch,
+    DrainWorker,
+    Enqueue,
+    Fail,
+    Fence,
+    Migrate,
+    Probe,
+    PublishBooking,
+    RecallWorker,
+    Reject,
+    RequestIndexDump,
+    RequestIndexReplay,
+    SetTimer,
+    Unfence,
+)
+from policies.cluster.blocks import ContentTree
+from policies.cluster.controller import Controller
+from policies.cluster.events import (
+    BlocksStored,
+    Event,
+    FirstToken,
+    PrefillDone,
+    RequestArrived,
+    RequestCancelled,
+    RequestFailed,
+    RequestFinished,
+    RequestInterrupted,
+    RequestMigrated,
+    RequestRejected,
+    RoomReserved,
+    TimerFired,
+    TokensEmitted,
+    WorkerFenced,
+    WorkerUnfenced,
+)
+from policies.cluster.ids import Leg, LossCause, RequestId
+from policies.cluster.kv_events import KvStored
+from policies.errors import CapabilityError
+from policies.frozen import frozen
+from policies.resilience.carry import carry
+from twin.engine.ticks import not_before
+
+KEPT_DECISIONS = 1000
+
+
+@frozen
+class Limits:
+    """Deadlines of ours, in seconds; None: none. `first_token_s` counts from dispatch, `between_tokens_s` from one
+    piece to the next."""
+
+    first_token_s: float | None = 120.0
+    between_tokens_s: float | None = 60.0
+
+
+USUAL = Limits()
+
+
+class LiveWorld:
+    """Serves requests on the workers of `fleet` as `controller` orders.
+
+    `tree` interns prompts in the router's block size; with `hashes` a prompt's content is read from its tokens. `peers`
+    publishes bookings to other routers; `on_end` is told of every request that ends, for the record.
+    """
+
+    def __init__(
+        self,
+        controller: Controller,
+        clock: Clock,
+        tree: ContentTree,
+        *,
+        limits: Limits = USUAL,
+        hashes: bool = True,
+        peers: Callable[[PublishBooking], None] | None = None,
+        on_end: Callable[[OpenRequest, End], None] | None = None,
+    ) -> None:
+        self.controller = controller
+        self.clock = clock
+        self.tree = tree
+        self.open: dict[RequestId, OpenRequest] = {}
+        self.fleet = Fleet(self)
+        self.decided: deque[tuple[float, Action]] = deque(maxlen=KEPT_DECISIONS)
+        self.refusing: str | None = None  # why nothing new is taken
+        self._limits = limits
+        self._hashes = hashes
+        self._peers = peers
+        self._on_end = on_end
+        self._events: deque[Event] = deque()
+        self._pumping = False
+        self._timers: dict[str, Timer] = {}
+        self._deadlines: dict[RequestId, Timer] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tells_tokens = controller.wants(TokensEmitted)
+        self.reads_blocks = any(map(controller.wants, (BlocksStored, KvStored)))
+
+    # ------------------------------------------------------------ events in
+
+    def post(self, event: Event) -> None:
+        """Something happened. Events are taken one after the other, each with all that is ordered for it."""
+        self._events.append(event)
+        if self._pumping:
+            return
+        self._pumping = True
+        try:
+            while self._events:
+                for action in self.controller.step(self._events.popleft()):
+                    self._perform(action)
+        finally:
+            self._pumping = False
+
+    def submit(self, ask: Ask) -> Stream:
+        """Take a request. See `backend.Backend`."""
+        now_s = self.clock.now()
+        stream = Stream(lambda reason: self.cancel(ask.request_id, reason))
+        if self.refusing is not None:
+            stream.close(End(outcome="rejected", output_tokens=0, reason=self.refusing, code="draining"))
+            return stream
+        request = OpenRequest(ask, now_s, stream, Content(self.tree, ask, hashes=self._hashes))
+        self.open[ask.request_id] = request
+        if ask.total_s is not None:
+            self._deadlines[ask.request_id] = self.clock.call_at(
+                now_s + ask.total_s, Order.TIMER, lambda: self._too_late(request)
+            )
+        self.post(
+            RequestArrived(
+                at_s=now_s,
+                request_id=ask.request_id,
+                isl=request.isl,
+                blocks=request.content.path,
+                max_tokens=ask.max_tokens,
+                priority=ask.priority,
+                session_id=ask.session_id,
+                lora=ask.lora,
+                worker_hint=ask.worker_hint,
+                tenant=ask.tenant,
+                hints=ask.hints,
+                traits=ask.traits,
+                local_hashes=request.content.local,
+            )
+        )
+        return stream
+
+    def cancel(self, request_id: RequestId, reason: str = "the client left") -> None:
+        """Nobody waits for a request any more: it ends now, and its legs are stopped."""
+        request = self.open.get(request_id)
+        if request is not None:
+            self._stop_legs(request)
+            self._end(request, "cancelled", reason, "client")
+
+    def _too_late(self, request: OpenRequest) -> None:
+        if not request.closed:
+            self._stop_legs(request)
+            self._end(request, "failed", "the request's own time is over", "deadline_exceeded")
+
+    # ------------------------------------------------------------ orders out
+
+    def _perform(self, action: Action) -> None:
+        match action:
+            case Dispatch():
+                self.decided.append((self.clock.now(), action))
+                self._dispatch(action)
+            case Reject():
+                self.decided.append((self.clock.now(), action))
+                request = self.open[action.request_id]
+                request.retry_after_s = action.retry_after_s
+                self._end(request, "rejected", action.reason, action.code)
+            case Enqueue():
+                self.decided.append((self.clock.now(), action))
+            case Migrate():
+                self._migrate(action)
+            case Fail():
+                request = self.open[action.request_id]
+                self._stop_legs(request)
+                self._end(request, "failed", action.reason, action.code)
+            case Cancel():
+                self.cancel(action.request_id, action.reason)
+            case SetTimer():
+                self._set_timer(action)
+            case Fence():
+                self.post(WorkerFenced(at_s=self.clock.now(), worker_id=action.worker_id, cause=action.cause))
+            case Unfence():
+                self.post(WorkerUnfenced(at_s=self.clock.now(), worker_id=action.worker_id, cause=action.cause))
+            case AddWorker():
+                self.fleet.add(action.group)
+            case DrainWorker():
+                self.fleet.drain(action.worker_id)
+            case RecallWorker():
+                self.fleet.recall(action.worker_id)
+            case Probe():
+                self.fleet.probe(action)
+            case RequestIndexReplay() | RequestIndexDump():
+                self.fleet.ask_index(action)
+            case PublishBooking() if self._peers is not None:
+                self._peers(action)
+            case _:
+                raise CapabilityError(f"the live world cannot perform {action!r} in this version")
+
+    def _set_timer(self, action: SetTimer) -> None:
+        known = self._timers.pop(action.name, None)
+        if known is not None:
+            known.cancel()
+        at_s = max(not_before(action.due_s), self.clock.now())
+        self._timers[action.name] = self.clock.call_at(at_s, Order.TIMER, lambda: self._fire(action.name))
+
+    def _fire(self, name: str) -> None:
+        del self._timers[name]
+        self.post(TimerFired(at_s=self.clock.now(), name=name))
+
+    # ------------------------------------------------------------ legs
+
+    def _dispatch(self, action: Dispatch) -> None:
+        request = self.open[action.request_id]
+        worker = self.fleet.workers[action.worker_id]
+        now_s = self.clock.now()
+        if request.dispatch_s is None:
+            request.dispatch_s = now_s
+        leg = RunningLeg(action.leg, request.next_leg_id(), worker.worker_id, worker.up.epoch, now_s)
+        request.legs[action.leg] = leg
+        if action.leg is Leg.PREFILL:
+            request.prefill_worker_id = action.worker_id
+        else:
+            request.worker_id = action.worker_id
+        together = worker.engine.moves is Moves.TOGETHER
+        if action.leg is Leg.DECODE and together and Leg.PREFILL not in request.legs:
+            # The meeting point is the prefill worker's, which is chosen now that there is somebody to answer.
+            self.post(RoomReserved(at_s=now_s, request_id=action.request_id, worker_id=action.worker_id))
+            return
+        if action.leg is Leg.PREFILL and together:
+            request.handoff = worker.engine.meeting_point()
+            waiting = request.legs.get(Leg.DECODE)
+            if waiting is not None:
+                self._begin(request, waiting, self.fleet.workers[waiting.worker_id], None)
+        self._begin(request, leg, worker, action.dp_rank)
+
+    def _begin(self, request: OpenRequest, leg: RunningLeg, worker: LiveWorker, dp_rank: int | None) -> None:
+        """Send a leg, and watch it."""
+        ask = request.ask
+        path, own = request.content.for_engine(request.isl)
+        left = request.left if ask.out_tokens is None else ask.out_tokens - request.carried
+        asked = LegRequest(
+            leg_id=leg.leg_id,
+            request_id=ask.request_id,
+            leg=leg.leg,
+            token_ids=request.prompt(),
+            max_tokens=1 if leg.leg is Leg.PREFILL else request.left,
+            sampling=ask.sampling,
+            handoff=request.handoff if leg.leg is Leg.DECODE or worker.engine.moves is Moves.TOGETHER else {},
+            dp_rank=dp_rank,
+            lora=ask.lora,
+            cache_salt=ask.cache_salt,
+            priority=ask.priority,
+            path=path,
+            own=own,
+            out_tokens=None if ask.out_tokens is None else 1 if leg.leg is Leg.PREFILL else left,
+        )
+        leg.task = self.spawn(self._run(request, leg, worker, asked))
+        self._watch(request, leg, worker)
+
+    async def _run(self, request: OpenRequest, leg: RunningLeg, worker: LiveWorker, asked: LegRequest) -> None:
+        """One leg to its end; what becomes of the request is posted."""
+        ended: Piece | None = None
+        stream = worker.engine.generate(asked)
+        try:
+            async for piece in stream:
+                if self._is_over(request, leg):
+                    break
+                ended = piece
+                self._on_piece(request, leg, worker, piece)
+        except LegFailed as failed:
+            if not self._is_over(request, leg):
+                self._on_failed(request, leg, worker, failed)
+            return
+        finally:
+            await stream.aclose()
+        if self._is_over(request, leg):
+            return
+        if ended is None or not (ended.finish or ended.prefilled or ended.handoff):
+            cut = LegFailed(LossCause.INCOMPLETE, "the engine's stream ended without an end")
+            self._on_failed(request, leg, worker, cut)
+
+    def _is_over(self, request: OpenRequest, leg: RunningLeg) -> bool:
+        """Whether nobody waits for a leg any more."""
+        return request.closed or request.legs.get(leg.leg) is not leg
+
+    def _on_piece(self, request: OpenRequest, leg: RunningLeg, worker: LiveWorker, piece: Piece) -> None:
+        now_s = self.clock.now()
+        leg.heard_s = now_s
+        worker.heard_s = now_s
+        if piece.cached_tokens is not None and (request.cached_tokens is None or leg.leg is not Leg.DECODE):
+            request.cached_tokens = piece.cached_tokens
+        if leg.leg is Leg.PREFILL:
+            if piece.finish or piece.prefilled or piece.handoff:
+                self._prefilled(request, leg, piece, now_s)
+            return
+        if piece.token_ids:
+            self._emit(request, leg, piece, now_s)
+        if piece.finish is not None:
+            request.legs.pop(leg.leg).over()
+            request.handoff = {}
+            self._end(request, piece.finish, "", "")
+
+    def _prefilled(self, request: OpenRequest, leg: RunningLeg, piece: Piece, now_s: float) -> None:
+        request.handoff = request.handoff or piece.handoff
+        request.prefilled_s = now_s
+        request.legs.pop(Leg.PREFILL).over()
+        self.post(PrefillDone(at_s=now_s, request_id=request.ask.request_id, worker_id=leg.worker_id))
+
+    def _emit(self, request: OpenRequest, leg: RunningLeg, piece: Piece, now_s: float) -> None:
+        """The client is given tokens."""
+        first_of_leg = len(request.emitted) == request.carried
+        request.emitted += piece.token_ids
+        request.last_token_s = now_s
+        request.stream.add(piece, now_s)
+        request_id, worker_id = request.ask.request_id, leg.worker_id
+        if request.first_token_s is None:
+            request.first_token_s = now_s
+            self.post(FirstToken(at_s=now_s, request_id=request_id, worker_id=worker_id))
+        elif first_of_leg and leg.leg is Leg.AGG:
+            self.post(PrefillDone(at_s=now_s, request_id=request_id, worker_id=worker_id))
+        elif self._tells_tokens:
+            n = len(piece.token_ids)
+            self.post(TokensEmitted(at_s=now_s, request_id=request_id, worker_id=worker_id, n=n))
+
+    def _on_failed(self, request: OpenRequest, leg: RunningLeg, worker: LiveWorker, failed: LegFailed) -> None:
+        """A leg broke: the engine refused it, or something between us did."""
+        if failed.refused and failed.cause is not LossCause.OVERLOAD and not request.emitted:
+            self._stop_legs(request)
+            self._end(request, "rejected", failed.reason, "engine_limit")
+            return
+        if failed.cause in SUSPECT:
+            self.fleet.suspect(worker)
+        self.interrupt(request, leg.worker_id, failed.reason, failed.cause)
+
+    def interrupt(self, request: OpenRequest, worker_id: Any, reason: str, cause: LossCause) -> None:
+        """What was under way for a request is lost; the policies say what becomes of it."""
+        self._stop_legs(request)
+        request.carried = len(request.emitted)
+        request.handoff = {}
+        request.content.carry(request.ask, request.prompt())
+        self.post(
+            RequestInterrupted(
+                at_s=self.clock.now(),
+                request_id=request.ask.request_id,
+                worker_id=worker_id,
+                emitted_tokens=request.carried,
+                reason=reason,
+                cause=cause,
+            )
+        )
+
+    def _migrate(self, action: Migrate) -> None:
+        request = self.open[action.request_id]
+        ask = request.ask
+        request.migrations += 1
+        carried = carry(len(ask.token_ids), ask.max_tokens, request.carried)
+        self.post(
+            RequestMigrated(
+                at_s=self.clock.now(),
+                request_id=action.request_id,
+                isl=carried.isl,
+                blocks=request.content.path,
+                max_tokens=carried.max_tokens,
+                priority=ask.priority,
+                session_id=ask.session_id,
+                lora=ask.lora,
+                tenant=ask.tenant,
+                hints=ask.hints,
+                attempt=action.attempt,
+                emitted_tokens=carried.emitted_tokens,
+                traits=ask.traits,
+                excluded=action.excluded,
+                local_hashes=request.content.local,
+            )
+        )
+
+    def _stop_legs(self, request: OpenRequest) -> None:
+        """Every leg is stopped, wherever it is: its stream is closed, and with it the engine is told."""
+        for leg in list(request.legs.values()):
+            leg.over()
+            if leg.task is not None and leg.task is not asyncio.current_task():
+                leg.task.cancel()
+        request.legs.clear()
+
+    # ------------------------------------------------------------ deadlines
+
+    def _watch(self, request: OpenRequest, leg: RunningLeg, worker: LiveWorker) -> None:
+        """See again when its deadline would be over if nothing came."""
+        limits, ask = self._limits, request.ask
+        heard_s = leg.heard_s
+        limit_s = limits.between_tokens_s if heard_s is not None else (ask.first_token_s or limits.first_token_s)
+        if limit_s is None:
+            return
+        due_s = (leg.since_s if heard_s is None else heard_s) + limit_s
+        leg.deadline = self.clock.call_at(
+            due_s, Order.TIMER, lambda: self._check(request, leg, worker, heard_s, limit_s)
+        )
+
+    def _check(
+        self, request: OpenRequest, leg: RunningLeg, worker: LiveWorker, heard_s: float | None, limit_s: float
+    ) -> None:
+        if self._is_over(request, leg):
+            return
+        if leg.heard_s != heard_s:
+            self._watch(request, leg, worker)
+            return
+        what = "its first token" if heard_s is None else "another token"
+        reason = f"worker {worker.up.name} did not make {what} within {limit_s:g} s"
+        self._on_failed(request, leg, worker, LegFailed(LossCause.RESPONSE_TIMEOUT, reason))
+
+    # ------------------------------------------------------------ ends
+
+    def _end(self, request: OpenRequest, outcome: Outcome, reason: str, code: str) -> None:
+        """The one end of a request."""
+        request_id, now_s = request.ask.request_id, self.clock.now()
+        request.closed = True
+        del self.open[request_id]
+        deadline = self._deadlines.pop(request_id, None)
+        if deadline is not None:
+            deadline.cancel()
+        made, worker_id = len(request.emitted), request.worker_id
+        if outcome == "rejected" and request.migrations:
+            outcome = "failed"  # the client has been promised an answer before
+        end = self._told(request, outcome, reason, code, now_s)
+        request.stream.close(end)
+        if self._on_end is not None:
+            self._on_end(request, end)
+        event: Event
+        if outcome in ("stop", "length"):
+            assert worker_id is not None
+            event = RequestFinished(at_s=now_s, request_id=request_id, worker_id=worker_id, output_tokens=made)
+        elif outcome == "rejected":
+            event = RequestRejected(at_s=now_s, request_id=request_id, reason=reason, worker_id=worker_id)
+        elif outcome == "cancelled":
+            event = RequestCancelled(at_s=now_s, request_id=request_id, worker_id=worker_id, output_tokens=made)
+        else:
+            event = RequestFailed(
+                at_s=now_s, request_id=request_id, reason=reason, worker_id=worker_id, output_tokens=made
+            )
+        self.post(event)
+        self.fleet.check_drained()
+
+    def _told(self, request: OpenRequest, outcome: Outcome, reason: str, code: str, now_s: float) -> End:
+        first_s, dispatch_s = request.first_token_s, request.dispatch_s
+        timing = {"total_s": now_s - request.arrival_s}
+        if dispatch_s is not None:
+            timing["queue_s"] = dispatch_s - request.arrival_s
+        if first_s is not None:
+            timing["ttft_s"] = first_s - request.arrival_s
+            timing["prefill_s"] = first_s - (dispatch_s if dispatch_s is not None else request.arrival_s)
+        return End(
+            outcome=outcome,
+            output_tokens=len(request.emitted),
+            reason=reason,
+            code=code,
+            retry_after_s=request.retry_after_s,
+            cached_tokens=request.cached_tokens,
+            migrations=request.migrations,
+            timing=timing,
+            worker=self.fleet.name_of(request.worker_id),
+            prefill_worker=self.fleet.name_of(request.prefill_worker_id),
+        )
+
+    # ------------------------------------------------------------ tasks
+
+    def spawn(self, what: Any) -> asyncio.Task[Any]:
+        """A task of the world's, which nobody else has to hold."""
+        task = asyncio.get_running_loop().create_task(what)
+        self._tasks.add(task)
+        task.add_done_callback(self._reap)
+        return task
+
+    def _reap(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self.failed(task.exception())
+
+    def failed(self, error: BaseException | None) -> None:
+        """A task of ours broke: a bug. Whoever runs the world may put something else here."""
+        asyncio.get_running_loop().call_exception_handler(
+            {"message": "a task of the live world failed", "exception": error}
+        )
+
+    async def close(self) -> None:
+        """Cancel what is open, stop the tasks, let go of the workers."""
+        for request_id in list(self.open):
+            self.cancel(request_id, "the server is shutting down")
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        await self.fleet.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # ------------------------------------------------------------ what is asked of a backend
+
+    def decisions(self, count: int) -> Sequence[Mapping[str, object]]:
+        """The last orders about requests, newest first."""
+        from executors.glance import decision
+
+        return [decision(at_s, action, self.fleet) for at_s, action in list(self.decided)[: -count - 1 : -1]]
