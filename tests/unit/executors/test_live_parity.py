@@ -25,6 +25,7 @@ from policies.cluster.journal import Header, Journal
 from policies.resilience.migration import Migration, MigrationSettings
 from twin.config_read import load
 from twin.engine.ticks import instant
+from twin.mocker.clock import Order as Fault
 from twin.mocker.demand import Row
 from twin.mocker.sinks import MemorySinks
 from twin.mocker.world import MockWorld, WorkerSpec
@@ -67,8 +68,8 @@ def policies_of(tmp_path: Path, router: str) -> list:
     return [build_policy(load(path), 16), Migration(MigrationSettings(limit=3, max_seq_len=None))]
 
 
-def live(rows: list[Row], workers: int, policies: list, settings: object) -> list[str]:
-    """The rows through the live world."""
+def live(rows: list[Row], workers: int, policies: list, settings: object, kill_s: float | None = None) -> list[str]:
+    """The rows through the live world; worker 1 dies at `kill_s`."""
 
     async def main(clock: VirtualClock) -> list[str]:
         controller, lines = journaled(policies)
@@ -107,6 +108,12 @@ def live(rows: list[Row], workers: int, policies: list, settings: object) -> lis
             )
             world.submit(ask)  # nobody reads: what a stream holds would keep content alive that the other world lets go
 
+        def kill() -> None:
+            worker = world.fleet.workers[WorkerId(1)]
+            world.fleet.lose(worker, "killed")
+
+        if kill_s is not None:
+            clock.call_at(kill_s, Order.COMMAND, kill)
         for row in rows:
             clock.call_at(row.arrival_s, Order.ARRIVAL, lambda row=row: arrive(row))
         await done.wait()
@@ -118,7 +125,9 @@ def live(rows: list[Row], workers: int, policies: list, settings: object) -> lis
     return run(main)
 
 
-def simulated(rows: list[Row], workers: int, policies: list, settings: object) -> list[str]:
+def simulated(
+    rows: list[Row], workers: int, policies: list, settings: object, kill_s: float | None = None
+) -> list[str]:
     """The rows through the simulated world."""
     controller, lines = journaled(policies)
     latency = PolynomialLatency(1000 * 16)
@@ -134,6 +143,8 @@ def simulated(rows: list[Row], workers: int, policies: list, settings: object) -
         loses_events=True,  # every message counts, so each is posted at its own instant and not with others
         key_tokens=KEY_TOKENS,
     )
+    if kill_s is not None:
+        world.call(kill_s, int(Fault.FAULT), lambda: world.churn.lose(WorkerId(1), "killed"))
     world.run()
     controller.journal.flush()  # type: ignore[attr-defined]
     return lines
@@ -145,6 +156,13 @@ def test_both_worlds_post_the_same_events_and_order_the_same(tmp_path: Path, rou
     seen = simulated(rows, 3, policies_of(tmp_path, ROUTERS[router]), settings)
     assert len(seen) > 3 * len(rows)
     same(live(rows, 3, policies_of(tmp_path, ROUTERS[router]), settings), seen)
+
+
+def test_both_worlds_lose_a_worker_and_send_its_requests_again_alike(tmp_path: Path) -> None:
+    rows, settings = rows_of(11, 200), engine_settings()
+    seen = simulated(rows, 3, policies_of(tmp_path, ROUTERS["kv"]), settings, kill_s=2.0000005)
+    assert sum('"type":"RequestMigrated"' in line for line in seen) > 3
+    same(live(rows, 3, policies_of(tmp_path, ROUTERS["kv"]), settings, kill_s=2.0000005), seen)
 
 
 def same(live: list[str], simulated: list[str]) -> None:
