@@ -23,7 +23,7 @@ SCENARIOS = sorted((ROOT / "docs" / "scenarios").glob("*.toml"))
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda path: path.stem)
 def test_the_scenarios_that_are_shown_come_to_what_they_expect(scenario: Path, twin: Twin, tmp_path: Path) -> None:
     trace = keyed(tmp_path) if scenario.stem in KEYED else TRACE
-    limit = "2600" if scenario.stem == "overload" else "1200"
+    limit = "2200" if scenario.stem == "overload" else "1200"
     line = ["replay", trace, "--limit", limit, "--faults", scenario, "--no-html", "--quiet"]
     config = scenario.parent / "configs" / scenario.name
     if config.exists():
@@ -297,7 +297,7 @@ def test_a_link_that_stays_down_fails_what_waits_for_it(
     mode: str, more: tuple[str, ...], twin: Twin, tmp_path: Path
 ) -> None:
     """The other prefill worker's requests are answered, those of p-0 fail by name, each ends once."""
-    faults = 'faults = [{at_ms = 500, kind = "link_down", link = "nic:p-0"}]\nexpect = [{invariants = "all"}]'
+    faults = 'faults = [{at_ms = 300, kind = "link_down", link = "nic:p-0"}]\nexpect = [{invariants = "all"}]'
     ended = twin(*legs(tmp_path, faults, mode=mode), *more)
     assert (ended.code, ended.err) == (0, "")
     counts = json.loads((tmp_path / "run" / "report.json").read_text(encoding="utf-8"))["counts"]

@@ -48,9 +48,9 @@ def test_each_model_by_its_name(tmp_path: Path) -> None:
 
 
 def test_the_default_cluster_is_moderate() -> None:
-    """5 sequences of 1,500 tokens decode in about 12 ms, a prompt of 1,465 tokens takes about 75 ms."""
+    """5 sequences of 1,500 tokens decode in about 13 ms, a prompt of 1,465 tokens takes about 75 ms."""
     model = built("roofline")
-    assert model.decode_piece(5, 7500).g0 == pytest.approx(0.0123, rel=0.02)
+    assert model.decode_piece(5, 7500).g0 == pytest.approx(0.0126, rel=0.02)
     assert model.step_s([PrefillChunk(1465, 0, 0, True)], 0, 0, 0, 0) == pytest.approx(0.076, rel=0.05)
 
 
@@ -73,7 +73,7 @@ def test_coefficients_by_name_by_key_and_from_a_file(tmp_path: Path) -> None:
     )
     assert "coefficients generic" in built("roofline", {"coefficients": "generic"}).provenance.source
     slowed = built("roofline", {"h_prefill_s": 1.0})
-    assert "vllm-hopper with h_prefill_s given" in slowed.provenance.source
+    assert "vllm-hopper for llama-3.1-70b with h_prefill_s given" in slowed.provenance.source
     assert slowed.step_s([PrefillChunk(1, 0, 0, True)], 0, 0, 0, 0) > 1.0
     own = built("roofline", {"coefficients": str(file)}).provenance
     assert (own.engine_version, own.error_band) == ("vLLM 9", "3 % TPOT")

@@ -103,7 +103,8 @@ def test_the_shipped_calibration_by_name() -> None:
             assert block.level == level
             assert block.error_band is not None
             assert not block.error_band.startswith("TTFT")
-    assert block_of("", "vllm", row().placed) == named_block("vllm-hopper")  # the default has not moved
+    assert block_of("", "vllm", row().placed) == block_of("calibrated", "vllm", row().placed)
+    assert block_of("priors", "vllm", row().placed) == named_block("vllm-hopper")
 
 
 def test_bands_of_the_shipped_calibration_widen_with_distance() -> None:
