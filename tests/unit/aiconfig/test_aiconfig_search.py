@@ -183,7 +183,7 @@ def test_a_twin_that_refuses_everybody_is_told() -> None:
 
 
 def test_the_nearest_miss_is_a_simulated_one_and_changes_are_simulated_too() -> None:
-    found, _ = played("ttft=20ms,tpot=20ms", spread=2.0)
+    found, _ = played("ttft=35ms,tpot=20ms", spread=2.0)
     assert (found.best, found.exit_code) == (None, 3)
     assert found.nearest is not None
     assert found.nearest.scored.estimate.level == SIMULATED
