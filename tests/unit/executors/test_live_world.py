@@ -1,0 +1,304 @@
+"""The live world by itself: ends, deadlines, losses, drains, hand-offs; mock engines on a virtual clock."""
+
+from __future__ import annotations
+
+import pytest
+from live_builders import First, Live, live, tokens_of
+
+from executors.backend import End
+from executors.engines.protocol import LegFailed
+from executors.world import Limits
+from policies.cluster.actions import SetTimer
+from policies.cluster.events import RequestArrived, TimerFired, WorkerLost
+from policies.cluster.ids import LossCause, RequestId, Role, WorkerId
+from policies.errors import ConfigError, EngineError
+from policies.resilience.migration import Migration, MigrationSettings
+from twin.config import Config
+from twin.legs import build_legs
+from twin.routing import router_settings
+
+
+def migrating() -> list:
+    return [First(), Migration(MigrationSettings(limit=3, max_seq_len=None))]
+
+
+def test_an_answer_comes_token_by_token_at_the_engines_pace() -> None:
+    async def main(it: Live) -> None:
+        stream = it.ask("a", 100, 4)
+        came = [(delta.at_s, len(delta.token_ids)) async for delta in stream]
+        assert came == [(pytest.approx(at_s), 1) for at_s in (0.1, 0.11, 0.12, 0.13)]
+        assert stream.end is not None
+        assert (stream.end.outcome, stream.end.output_tokens) == ("length", 4)
+        assert stream.end.timing["ttft_s"] == pytest.approx(0.1)
+        assert it.log.names() == ["WorkerUp", "RequestArrived", "FirstToken", "RequestFinished"]
+
+    live(main)
+
+
+def test_a_reader_that_is_late_gets_everything_once() -> None:
+    async def main(it: Live) -> None:
+        stream = it.ask("a", 10, 50)
+        await it.until(0.2)
+        tokens = await tokens_of(stream)
+        assert len(tokens) == 50
+        assert tokens == await tokens_of(it.ask("b", 10, 50))  # the same prompt says the same
+
+    live(main)
+
+
+def test_c22_when_the_client_leaves_the_engine_stops() -> None:
+    """TOY-serial: the second request has its token after 355 to 360 ms, not after 10,140."""
+
+    async def main(it: Live) -> None:
+        it.ask("1", 100, 1000)
+        it.at(0.05, lambda: it.ask("2", range(5000, 5100), 1))
+        it.at(0.305, lambda: it.world.cancel(it.log.events[1].request_id))  # type: ignore[attr-defined]
+        await it.until(1.0)
+        first, second = it.ends["1"], it.ends["2"]
+        assert (first.outcome, first.output_tokens) == ("cancelled", 21)
+        assert 0.355 <= second.timing["ttft_s"] <= 0.360
+        load = await it.engines[0].load()
+        assert (load.running, load.waiting, load.active_blocks) == (0, 0, 0)
+
+    live(main, max_num_seqs=1)
+
+
+def test_c22_a_client_that_leaves_during_prefill_leaves_nothing_behind() -> None:
+    async def main(it: Live) -> None:
+        it.ask("1", 1000, 10)
+        it.at(0.02, lambda: it.world.cancel(it.log.events[1].request_id))  # type: ignore[attr-defined]
+        await it.until(2.0)
+        assert (it.ends["1"].outcome, it.ends["1"].output_tokens) == ("cancelled", 0)
+        load = await it.engines[0].load()
+        assert (load.running, load.waiting, load.active_blocks) == (0, 0, 0)
+
+    live(main)
+
+
+def test_c21_an_answer_goes_on_elsewhere_and_no_token_is_lost_or_told_twice() -> None:
+    async def main(it: Live) -> None:
+        whole = await tokens_of(it.ask("whole", 100, 20))
+        begun_s = it.clock.now()
+        stream = it.ask("moved", 100, 20)
+        it.at(begun_s + 0.07, lambda: it.world.fleet.lose(it.world.fleet.workers[WorkerId(0)], "killed"))
+        assert await tokens_of(stream) == whole
+        assert stream.end is not None
+        assert (stream.end.migrations, stream.end.output_tokens) == (1, 20)
+        assert stream.end.worker == "w1"
+        names = it.log.names()
+        assert names.index("WorkerLost") < names.index("RequestInterrupted") < names.index("RequestMigrated")
+
+    live(main, migrating(), roles=(Role.MIXED, Role.MIXED))
+
+
+def test_a_request_that_may_not_go_on_fails_by_name_and_is_never_merely_short() -> None:
+    async def main(it: Live) -> None:
+        stream = it.ask("a", 100, 20)
+        it.at(0.15, lambda: it.world.fleet.lose(it.world.fleet.workers[WorkerId(0)], "killed"))
+        tokens = await tokens_of(stream)
+        assert stream.end is not None
+        assert (stream.end.outcome, stream.end.output_tokens) == ("failed", len(tokens))
+        assert stream.end.code
+
+    live(main, [First(), Migration(MigrationSettings(limit=0, max_seq_len=None))])
+
+
+def test_what_an_engine_refuses_is_rejected_with_its_reason() -> None:
+    async def main(it: Live) -> None:
+        stream = it.ask("long", 900, 5)
+        assert await tokens_of(stream) == []
+        assert stream.end is not None
+        assert stream.end.outcome == "rejected"
+        assert "900" in stream.end.reason
+
+    live(main, max_model_len=500)
+
+
+def test_an_engine_that_says_nothing_is_left_at_our_own_deadline() -> None:
+    async def main(it: Live) -> None:
+        it.engines[0]._next = lambda: None  # type: ignore[method-assign]  # its next step never ends
+        stream = it.ask("a", 100, 5)
+        await tokens_of(stream)
+        assert stream.end is not None
+        assert (stream.end.outcome, it.clock.now()) == ("failed", pytest.approx(3.0))
+        assert "within 3 s" in stream.end.reason or stream.end.code
+
+    live(main, [First(), Migration(MigrationSettings(limit=0, max_seq_len=None))], limits=Limits(first_token_s=3.0))
+
+
+def test_a_requests_own_deadline_ends_it() -> None:
+    async def main(it: Live) -> None:
+        stream = it.ask("a", 100, 1000, total_s=0.5)
+        await tokens_of(stream)
+        assert stream.end is not None
+        assert (stream.end.outcome, stream.end.code) == ("failed", "deadline_exceeded")
+        assert it.clock.now() == pytest.approx(0.5)
+
+    live(main)
+
+
+def test_a_drained_worker_ends_its_work_first_and_gets_nothing_new() -> None:
+    async def main(it: Live) -> None:
+        stream = it.ask("a", 100, 20)
+        it.at(0.15, lambda: it.world.fleet.drain(WorkerId(0)))
+        it.at(0.16, lambda: it.ask("b", 10, 1))
+        assert len(await tokens_of(stream)) == 20
+        await it.until(1.0)
+        assert it.ends["b"].worker == "w1"
+        lost = [event for event in it.log.events if isinstance(event, WorkerLost)]
+        assert [(event.worker_id, event.reason) for event in lost] == [(0, "drained")]
+        assert it.ends["a"].outcome == "length"
+
+    live(main, roles=(Role.MIXED, Role.MIXED))
+
+
+def test_a_worker_may_be_recalled_while_it_drains() -> None:
+    async def main(it: Live) -> None:
+        it.ask("a", 100, 20)
+        it.at(0.15, lambda: it.world.fleet.drain(WorkerId(0)))
+        it.at(0.16, lambda: it.world.fleet.recall(WorkerId(0)))
+        it.at(0.17, lambda: it.ask("b", 10, 1))
+        await it.until(1.0)
+        assert it.ends["b"].worker == "w0"
+        assert "WorkerLost" not in it.log.names()
+
+    live(main)
+
+
+def test_a_worker_that_comes_back_is_another_one() -> None:
+    async def main(it: Live) -> None:
+        it.world.fleet.lose(it.world.fleet.workers[WorkerId(0)], "killed")
+        it.add(0)
+        assert await tokens_of(it.ask("a", 10, 3))
+        ups = [event for event in it.log.events if type(event).__name__ == "WorkerUp"]
+        assert [event.epoch for event in ups] == [0, 1]  # type: ignore[attr-defined]
+
+    live(main)
+
+
+def test_a_worker_with_other_blocks_than_the_router_is_refused() -> None:
+    class Reads(First):
+        from policies.cluster.events import BlocksStored
+
+        subscribes = First.subscribes | {BlocksStored}
+
+        def decide(self, event, view):  # type: ignore[no-untyped-def]
+            return super().decide(event, view) if isinstance(event, RequestArrived) else ()
+
+    async def main(it: Live) -> None:
+        with pytest.raises(ConfigError, match="KV blocks of 32 tokens and the router of 16"):
+            it.add(1, block_size=32)
+
+    live(main, [Reads()])
+
+
+def split() -> list:
+    legs = build_legs(Config(), router_settings(Config(), 16), {})
+    return [legs, Migration(MigrationSettings(limit=3, max_seq_len=None))]
+
+
+def test_a_prompt_is_computed_in_one_place_and_answered_in_another_alike() -> None:
+    async def main(it: Live) -> list[int]:
+        stream = it.ask("a", 100, 20)
+        tokens = await tokens_of(stream)
+        assert stream.end is not None
+        assert (stream.end.worker, stream.end.prefill_worker) == ("w1", "w0")
+        assert stream.end.timing["ttft_s"] == pytest.approx(0.11)  # the prompt, then the first decode step
+        assert it.log.names()[2:] == ["RequestArrived", "PrefillDone", "FirstToken", "RequestFinished"]
+        for engine in it.engines:
+            load = await engine.load()
+            assert (load.running, load.active_blocks) == (0, 0)
+        return tokens
+
+    async def whole(it: Live) -> list[int]:
+        return await tokens_of(it.ask("a", 100, 20))
+
+    assert live(main, split(), roles=(Role.PREFILL, Role.DECODE)) == live(whole)
+
+
+@pytest.mark.parametrize("at_s", [0.05, 0.105, 0.155])
+def test_when_the_client_of_a_split_request_leaves_both_workers_are_free(at_s: float) -> None:
+    async def main(it: Live) -> None:
+        it.ask("a", 100, 50)
+        it.at(at_s, lambda: it.world.cancel(it.log.events[2].request_id))  # type: ignore[attr-defined]
+        await it.until(2.0)
+        assert it.ends["a"].outcome == "cancelled"
+        for engine in it.engines:
+            load = await engine.load()
+            assert (load.running, load.waiting, load.active_blocks) == (0, 0, 0)
+
+    live(main, split(), roles=(Role.PREFILL, Role.DECODE))
+
+
+@pytest.mark.parametrize("lost", ["prefill", "decode"])
+def test_a_split_request_survives_the_loss_of_either_worker(lost: str) -> None:
+    async def main(it: Live) -> None:
+        whole = await tokens_of(it.ask("whole", 100, 20))
+        begun_s = it.clock.now()
+        stream = it.ask("moved", 100, 20)
+
+        def lose() -> None:
+            request = it.world.open[RequestId("moved")]
+            worker_id = request.prefill_worker_id if lost == "prefill" else request.worker_id
+            it.world.fleet.lose(it.world.fleet.workers[worker_id], "killed")  # type: ignore[index]
+
+        it.at(begun_s + (0.05 if lost == "prefill" else 0.15), lose)
+        assert await tokens_of(stream) == whole
+        assert stream.end is not None
+        assert stream.end.migrations == 1
+
+    live(main, split(), roles=(Role.PREFILL, Role.DECODE, Role.PREFILL, Role.DECODE))
+
+
+def test_timers_are_set_replaced_and_fire_once() -> None:
+    class Ticks(First):
+        subscribes = First.subscribes | {TimerFired}
+        fired: list[float] = []  # noqa: RUF012
+
+        def decide(self, event, view):  # type: ignore[no-untyped-def]
+            if isinstance(event, TimerFired):
+                self.fired.append(event.at_s)
+                return ()
+            due = (SetTimer(reason="", name="t", due_s=event.at_s + after) for after in (1.0, 2.0))
+            return (*super().decide(event, view), *due)
+
+    async def main(it: Live) -> None:
+        it.ask("a", 10, 1)
+        await it.until(5.0)
+
+    live(main, [Ticks()])
+    assert Ticks.fired == [2.0]
+
+
+def test_nothing_new_is_taken_on_the_way_out() -> None:
+    async def main(it: Live) -> None:
+        it.world.refusing = "the server is shutting down"
+        stream = it.ask("a", 10, 1)
+        assert await tokens_of(stream) == []
+        assert stream.end == End(
+            outcome="rejected", output_tokens=0, reason="the server is shutting down", code="draining"
+        )
+
+    live(main)
+
+
+def test_a_loop_in_which_nothing_can_happen_says_so_instead_of_hanging() -> None:
+    async def main(it: Live) -> None:
+        it.engines[0]._next = lambda: None  # type: ignore[method-assign]
+        await tokens_of(it.ask("a", 10, 1))
+
+    with pytest.raises(EngineError, match="nothing is left to happen"):
+        live(main, limits=Limits(first_token_s=None, between_tokens_s=None))
+
+
+def test_a_refusal_for_want_of_room_interrupts_and_does_not_reject() -> None:
+    async def main(it: Live) -> None:
+        stream = it.ask("a", 10, 3)
+        request = it.world.open[it.log.events[1].request_id]  # type: ignore[attr-defined]
+        (leg,) = request.legs.values()
+        worker = it.world.fleet.workers[WorkerId(0)]
+        it.world._on_failed(request, leg, worker, LegFailed(LossCause.OVERLOAD, "full", refused=True))
+        await tokens_of(stream)
+        assert "RequestInterrupted" in it.log.names()
+
+    live(main, [First(), Migration(MigrationSettings(limit=0, max_seq_len=None))])
