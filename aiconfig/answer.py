@@ -263,5 +263,5 @@ def _next(result: Result, folder: str | None) -> Iterator[str]:
     if result.best is not None and result.simulated:
         yield f"verify   twin replay --config {folder}/best.toml     (gives the same figures)"
     if result.best is not None:
-        yield f"         {folder}/verify.sh                     (measures the real thing and compares)"
+        yield f"         {folder}/verify.py                     (measures the real thing and compares)"
     yield f"files    {folder}"

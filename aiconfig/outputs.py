@@ -14,7 +14,7 @@ import xxhash
 
 from aiconfig.deployment import BEST_TOML, ROWS, to_config, write_deployment
 from aiconfig.driver import Driven
-from aiconfig.emit.files import emit, write
+from aiconfig.emit.files import emit_all, write
 from aiconfig.emit.plan import Plan
 from aiconfig.evaluate import setting_of
 from aiconfig.names import nearest_of
@@ -25,7 +25,7 @@ from aiconfig.request import SearchRequest
 from aiconfig.result import RESULT_JSON, Result, read_result
 from aiconfig.table import write_csv, write_parquet
 from aiconfig.workload import Workload
-from policies.errors import CapabilityError, ConfigError
+from policies.errors import ConfigError
 from reports.files import held_back, whole_file
 
 CANDIDATES: Final = "candidates.parquet"
@@ -78,20 +78,11 @@ def write_search(folder: Path, driven: Driven, *, html: bool = True) -> Result:
 
 
 def write_deployed(folder: Path, result: Result, one: Scored) -> tuple[list[str], tuple[str, ...]]:
-    """best.toml with its rows, launch commands, manifests, bench.sh and verify.sh: their paths, and a line for each
+    """best.toml with its rows, launch commands, manifests, bench.sh and verify.py: their paths, and a line for each
     kind that cannot be written."""
-    files = write_twin(folder, result, one)
-    plan = plan_of(result, one)
-    notes = []
-    for kind in (one.candidate.engine, "k8s", "dynamo", "llm-d", "bench", "verify"):
-        try:
-            made = emit(plan, kind)
-        except (CapabilityError, ConfigError) as error:
-            notes.append(f"no files for --as {kind}: {error}")
-            continue
-        write(made, folder)
-        files += made
-    return files, tuple(notes)
+    emitted = emit_all(plan_of(result, one))
+    write(emitted.files, folder)
+    return [*write_twin(folder, result, one), *emitted.files], emitted.left_out
 
 
 def write_twin(folder: Path, result: Result, one: Scored) -> list[str]:

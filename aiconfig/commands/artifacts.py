@@ -5,13 +5,20 @@ from __future__ import annotations
 import json as json_
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from twin.commands.options import Json, Quiet
 from twin.errors import ConfigError, Exit
+
+if TYPE_CHECKING:
+    from aiconfig.emit.plan import Plan
+    from aiconfig.emit.reading import Imported
+    from aiconfig.outcome import Scored
+    from aiconfig.result import Result
 
 
 def emit(
@@ -41,47 +48,82 @@ def emit(
     quiet: Quiet = False,
 ) -> int:
     """Write the files of one kind for the best deployment of a search, or for another one of it."""
-    from dataclasses import replace
-
-    from aiconfig.emit.files import emit as emitted
-    from aiconfig.emit.files import write
+    from aiconfig.emit.files import check_effect
     from aiconfig.lookup import find_search
-    from aiconfig.outputs import chosen_of, plan_of, write_twin
+    from aiconfig.outputs import chosen_of, plan_of
 
+    given: dict[str, object] = {
+        "engine_version": engine_version,
+        "dynamo_version": dynamo_version,
+        "checkpoint": checkpoint,
+        "image": image,
+        "name": name,
+        "host_gpus": host_gpus,
+    }
+    check_effect(kind, given)
     _, result = find_search(search)
     one = chosen_of(result, candidate)
     if kind == "twin" and out is not None:
-        _keep(out, ["best.toml", "workload.parquet"])
-        write_twin(out, result, one)
+        _write_twin(out, result, one)
         return Exit.OK
-    plan = replace(
-        plan_of(result, one),
-        engine_version=engine_version,
-        dynamo_version=dynamo_version,
-        checkpoint=checkpoint,
-        image=image,
-        name=name,
-        host_gpus=host_gpus,
-    )
+    files = _files(plan_of(result, one), kind, given, quiet=quiet)
+    if out is None:
+        _print(files)
+    else:
+        _write(out, files)
+    return Exit.OK
+
+
+def _files(plan: Plan, kind: str, given: Mapping[str, Any], *, quiet: bool) -> Mapping[str, str]:
+    """The files by path; what whoever starts them should know goes to stderr."""
+    from dataclasses import replace
+
+    from aiconfig.emit.files import emit as emitted
+
+    plan = replace(plan, **given)
     files = emitted(plan, kind)
     if not quiet:
         for notice in plan.notices():
             print(f"note: {notice}", file=sys.stderr)
-    if out is not None:
-        _keep(out, list(files))
-        write(files, out)
-        return Exit.OK
+    return files
+
+
+def _print(files: Mapping[str, str]) -> None:
     for path, text in files.items():
         if len(files) > 1:
             print(f"# --- {path}")
         print(text, end="" if text.endswith("\n") else "\n")
-    return Exit.OK
 
 
-def _keep(out: Path, names: list[str]) -> None:
-    there = [name for name in names if (out / name).exists()]
-    if there:
-        raise ConfigError(f"{out / there[0]}: is there already and would be replaced; choose another folder with --out")
+def _write(out: Path, files: Mapping[str, str]) -> None:
+    from aiconfig.emit.files import write
+
+    _check_folder(out)
+    for name, text in files.items():
+        path = out / name
+        if path.exists() and not (path.is_file() and path.read_bytes() == text.encode()):
+            raise _in_the_way(path)
+    write(files, out)
+
+
+def _write_twin(out: Path, result: Result, one: Scored) -> None:
+    from aiconfig.deployment import BEST_TOML, ROWS
+    from aiconfig.outputs import write_twin
+
+    _check_folder(out)
+    for path in (out / BEST_TOML, out / ROWS):
+        if path.exists():
+            raise _in_the_way(path)
+    write_twin(out, result, one)
+
+
+def _check_folder(out: Path) -> None:
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {out}: is a file; name a folder")
+
+
+def _in_the_way(path: Path) -> ConfigError:
+    return ConfigError(f"{path}: is there already and would be replaced; choose another folder with --out")
 
 
 def import_(
@@ -122,11 +164,7 @@ def import_(
         raise ConfigError("import reads files, or --command TEXT: give one of them")
     found = import_files(files or [], stated) if command is None else import_line(command, stated)
     if not quiet:
-        for notice in found.notices:
-            print(f"note: {notice}", file=sys.stderr)
-        for what, names in (("without effect on it", found.aside), ("not known", found.unknown)):
-            if names:
-                print(f"note: {what}: {', '.join(names)}", file=sys.stderr)
+        _say_assumed(found)
     if json:
         print(json_.dumps(to_plain(found), indent=1, sort_keys=True, ensure_ascii=False))
         return Exit.OK
@@ -134,3 +172,12 @@ def import_(
     line = ["aiconfig", "estimate", found.candidate.name, "--model", found.candidate.model]
     print(f"price it  {shlex.join(line)} --users 32")
     return Exit.OK
+
+
+def _say_assumed(found: Imported) -> None:
+    """What was assumed, and what was not understood, on stderr."""
+    for notice in found.notices:
+        print(f"note: {notice}", file=sys.stderr)
+    for what, names in (("without effect on it", found.aside), ("not known", found.unknown)):
+        if names:
+            print(f"note: {what}: {', '.join(names)}", file=sys.stderr)

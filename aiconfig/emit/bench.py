@@ -79,9 +79,10 @@ def _vllm_lengths(plan: Plan) -> Iterator[Words]:
 
 
 def _sglang_lengths(plan: Plan) -> Iterator[Words]:
-    """SGLang draws evenly between r times a length and the length."""
+    """SGLang draws evenly between r times a length and the length. The API is OpenAI's: what stands in front of workers
+    (Dynamo, llm-d) does not answer SGLang's own."""
     load = plan.workload
-    yield Words(key="backend", words=("--backend", "sglang"), origin=DEFAULT)
+    yield Words(key="backend", words=("--backend", "sglang-oai"), origin=DEFAULT)
     if load.prefix_tokens:
         shared, own = str(load.prefix_tokens), str(load.isl - load.prefix_tokens)
         yield Words(key="dataset", words=("--dataset-name", "generated-shared-prefix"), origin=DEFAULT)

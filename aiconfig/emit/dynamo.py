@@ -1,16 +1,21 @@
 """A DynamoGraphDeployment: a frontend and a service for each role, as Dynamo's operator reads them (v1alpha1).
 
-Workers take their engine's flags, and say their role with a flag that depends on the release of Dynamo.
+Workers take their engine's flags, those of the release that Dynamo's image brings unless another is named, and say
+their role with a flag that depends on the release of Dynamo.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 from aiconfig.candidate import Pool
-from aiconfig.emit.flags import Flags, find_flags
-from aiconfig.emit.kube import OPTIONS_FOLDER, SHARED_MEMORY, head_lines, notes_of
+from aiconfig.emit.flags import Flags, find_flags, shipped
+from aiconfig.emit.kube_parts import NVIDIA, OPTIONS_FOLDER, SHARED_MEMORY, gpu_resource, head_lines, notes_of
 from aiconfig.emit.plan import Plan
 from aiconfig.emit.worker import Node, Words, last_words, options_of, worker_items, worker_words
 from aiconfig.emit.yamltext import Path, dump
+from policies.errors import CapabilityError
 
 SERVICES = {"vllm": "Vllm", "sglang": "Sglang", "trtllm": "Trtllm"}
 ROLES = {"mixed": "Worker", "prefill": "PrefillWorker", "decode": "DecodeWorker"}
@@ -20,7 +25,11 @@ REGISTRY = "nvcr.io/nvidia/ai-dynamo"
 
 def dynamo_files(plan: Plan) -> dict[str, str]:
     """The deployment, with the option files that its workers read."""
+    if any(gpu_resource(pool.gpu) != NVIDIA for pool in plan.candidate.pools):
+        raise CapabilityError("Dynamo's images are for GPUs of NVIDIA; use --as k8s")
     flags = find_flags("dynamo", plan.dynamo_version)
+    brings = shipped(plan.dynamo_version or flags.version, plan.engine)
+    plan = replace(plan, engine_version=plan.engine_version or brings)
     objects: list[Node] = []
     if plan.engine == "trtllm":
         objects.append(_options(plan))
@@ -40,9 +49,17 @@ def dynamo_files(plan: Plan) -> dict[str, str]:
             "spec": {"backendFramework": plan.engine, "services": services},
         }
     )
-    head = [line for line in head_lines(plan) if "router" not in line]
-    head += [f"note: {flags.notice}"] if flags.notice else []
-    return {"k8s/dynamo.yaml": dump(objects, comments, head)}
+    return {"k8s/dynamo.yaml": dump(objects, comments, [*head_lines(plan), *_notices(plan, flags, brings)])}
+
+
+def _notices(plan: Plan, flags: Flags, brings: str | None) -> Iterator[str]:
+    if flags.notice:
+        yield f"note: {flags.notice}"
+    if brings is not None and plan.image is None and plan.version != brings:
+        yield (
+            f"note: flags are those of {plan.engine} {plan.version}, and the image of Dynamo brings {brings}: leave "
+            f"out --engine-version, or give --image"
+        )
 
 
 def worker_args(plan: Plan, pool: Pool, flags: Flags) -> list[Words]:
@@ -67,7 +84,7 @@ def _role(plan: Plan, pool: Pool, flags: Flags) -> list[Words]:
 
 
 def _image(plan: Plan, flags: Flags) -> str:
-    return plan.image or f"{REGISTRY}/{IMAGES[plan.engine]}:{flags.version}"
+    return plan.image or f"{REGISTRY}/{IMAGES[plan.engine]}:{(plan.dynamo_version or flags.version).removeprefix('v')}"
 
 
 def _frontend(plan: Plan, flags: Flags) -> Node:

@@ -46,6 +46,28 @@ class Emitted:
     left_out: tuple[str, ...] = ()
 
 
+HAS_EFFECT: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(ENGINES, ("engine_version", "checkpoint", "host_gpus")),
+    "twin": (),
+    "k8s": ("engine_version", "checkpoint", "host_gpus", "image", "name"),
+    "dynamo": ("engine_version", "checkpoint", "host_gpus", "image", "name", "dynamo_version"),
+    "llm-d": ("engine_version", "checkpoint", "host_gpus", "image", "name"),
+    "bench": ("checkpoint",),
+    "verify": ("checkpoint",),
+}
+"""What can be said of a plan beside its candidate, and in which kinds of files it shows."""
+
+
+def check_effect(kind: str, given: Mapping[str, object]) -> None:
+    """Raises `ConfigError` for a kind that there is not, and for what is given (not None) and would change nothing in
+    its files."""
+    known = pick("--as", kind, HAS_EFFECT)
+    for key, value in given.items():
+        if value is not None and key not in known:
+            option = f"--{key.replace('_', '-')}"
+            raise ConfigError(f"{option} {value}: has no effect on --as {kind}; leave one out")
+
+
 def emit(plan: Plan, kind: str) -> Mapping[str, str]:
     """The files of one kind by path. Raises `ConfigError` or `CapabilityError` where they cannot be written."""
     make = pick("--as", kind, KINDS)
@@ -58,25 +80,25 @@ def emit(plan: Plan, kind: str) -> Mapping[str, str]:
 
 
 def emit_all(plan: Plan) -> Emitted:
-    """The files of every kind that can be written, and one line for each that cannot."""
+    """The files of every kind that can be written, best.toml apart, and one line for each that cannot."""
     files: dict[str, str] = {}
     left_out = []
-    for kind in (plan.engine, *(kind for kind in KINDS if kind not in ENGINES)):
+    for kind in (plan.engine, *(kind for kind in KINDS if kind not in (*ENGINES, "twin"))):
         try:
             files |= emit(plan, kind)
         except (CapabilityError, ConfigError) as error:
-            left_out.append(f"{kind}: {error}")
+            left_out.append(f"no files for --as {kind}: {error}")
     return Emitted(files=files, left_out=tuple(left_out))
 
 
 def write(files: Mapping[str, str], folder: Path) -> tuple[Path, ...]:
-    """Writes the files below the folder, scripts executable. The caller has made sure that nothing is in the way."""
+    """Writes the files below the folder, programs executable. The caller has made sure that nothing is in the way."""
     written = []
     for name, text in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-        if path.suffix == ".sh":
+        if path.suffix in (".sh", ".py"):
             path.chmod(0o755)
         written.append(path)
     return tuple(written)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from functools import cache
 from pathlib import Path
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 from policies.errors import ConfigError
 from policies.frozen import frozen
@@ -39,6 +39,7 @@ class _Row(TypedDict, total=False):
 
 
 class _Engine(TypedDict):
+    images: NotRequired[dict[str, dict[str, str]]]  # of Dynamo alone
     program: list[str]
     modules: list[str]
     read: list[str]
@@ -138,7 +139,7 @@ def find_flags(engine: str, version: str | None = None) -> Flags:
     table = pick("engine", engine, _tables())
     first, last = table["read"][0], table["read"][-1]
     asked = version or last
-    order = _order(asked)
+    order = _order(asked, engine)
     nearest = first if order < _order(first) else last if order > _order(last) else asked
     notice = None
     if nearest != asked:
@@ -163,6 +164,13 @@ def releases(engine: str) -> tuple[str, ...]:
     return tuple(pick("engine", engine, _tables())["read"])
 
 
+def shipped(dynamo_version: str, engine: str) -> str | None:
+    """The release of the engine in the image of this release of Dynamo (of the newest one before it that is known)."""
+    known = _tables()["dynamo"]["images"]
+    found = [row[engine] for of, row in known.items() if _order(of) <= _order(dynamo_version) and engine in row]
+    return found[-1] if found else None
+
+
 def _flag(row: _Row) -> Flag:
     return Flag(
         key=row["key"],
@@ -181,11 +189,11 @@ def _has(row: _Row, at: tuple[int, ...]) -> bool:
     return (since is None or at >= _order(since)) and (until is None or at < _order(until))
 
 
-def _order(version: str) -> tuple[int, ...]:
+def _order(version: str, engine: str = "engine") -> tuple[int, ...]:
     """Orders releases: up to four numbers, then that of a post release. Pre-releases count as their release."""
     found = re.match(r"v?(\d+(?:\.\d+){0,3})(?:.*?\.?post(\d+))?", version)
     if not found:
-        raise ConfigError(f"engine version {version!r}: a release is written like 0.12.0")
+        raise ConfigError(f"{engine} version {version!r}: a release is written like 0.12.0")
     numbers = [int(part) for part in found[1].split(".")]
     return (*numbers, *([0] * (4 - len(numbers))), int(found[2] or 0))
 

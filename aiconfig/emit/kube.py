@@ -1,4 +1,5 @@
-"""Kubernetes manifests: a Deployment and a Service for each role, a LeaderWorkerSet where a worker takes several hosts.
+"""Kubernetes manifests: a Deployment and a Service for each role, a LeaderWorkerSet where a worker takes several hosts,
+and what stands in front of prefill and decode workers (`kube_router.py`).
 
 Containers get their command as a list, so no shell reads it, except where a host's rank has to come from the
 environment.
@@ -7,27 +8,29 @@ environment.
 from __future__ import annotations
 
 from aiconfig.candidate import Pool
-from aiconfig.emit.launch import facts, local_ranks
+from aiconfig.emit.kube_parts import (
+    LEADER,
+    OPTIONS_FOLDER,
+    SHARED_MEMORY,
+    environment,
+    gpu_resource,
+    head_lines,
+    image_of,
+    labels_of,
+    name_of,
+    notes_of,
+    probes,
+    worker_command,
+)
+from aiconfig.emit.kube_router import BOOTSTRAP_NOTE, router_notes, router_objects
+from aiconfig.emit.launch import local_ranks
 from aiconfig.emit.plan import BOOTSTRAP_PORT, NIXL_PORT, PORT, Plan
-from aiconfig.emit.worker import TITLES, Node, last_words, options_of, worker_items, worker_words
+from aiconfig.emit.worker import Node, last_words, options_of, worker_items, worker_words
 from aiconfig.emit.yamltext import Path, dump
 from policies.errors import CapabilityError
 
-IMAGES = {
-    "vllm": "vllm/vllm-openai:v{version}",
-    "sglang": "lmsysorg/sglang:v{version}",
-    "trtllm": "nvcr.io/nvidia/tensorrt-llm/release:{version}",
-}
-"""Public images of each engine by release."""
-VENDORS = {"mi": "amd.com/gpu"}
-"""Resource names of GPUs by the first letters of our name; all others are nvidia.com/gpu."""
-SHARED_MEMORY = "16Gi"
-"""For what ranks exchange over /dev/shm: our choice, of memory that is used only if needed."""
-STARTUP_S = 3600
-"""How long loading and compiling may take before a container is started again: our choice."""
-OPTIONS_FOLDER = "/etc/aiconfig"
-NOTE = "aiconfig.dynatwin/"
-"""Begins the annotations that say what flags cannot."""
+_DEPLOYED = ("spec", "template", "spec", "containers", 0)
+_GROUPED = ("spec", "leaderWorkerTemplate", "leaderTemplate", "spec", "containers", 0)
 
 
 def kube_files(plan: Plan) -> dict[str, str]:
@@ -45,63 +48,18 @@ def kube_files(plan: Plan) -> dict[str, str]:
             comments[(len(objects), *place, "args", path)] = origin
         objects.append(_leader_worker_set(plan, pool) if plan.hosts_of(pool) > 1 else _deployment(plan, pool))
         objects.append(_service(plan, pool))
-    return {"k8s/deployment.yaml": dump(objects, comments, head_lines(plan))}
-
-
-_DEPLOYED = ("spec", "template", "spec", "containers", 0)
-_GROUPED = ("spec", "leaderWorkerTemplate", "leaderTemplate", "spec", "containers", 0)
-
-
-def head_lines(plan: Plan) -> list[str]:
-    """What stands on top of every manifest."""
-    lines = [
-        f"{TITLES[plan.engine]} {plan.version}: {plan.candidate.name}",
-        "Behind a value: where it came from.",
-    ]
+    head = head_lines(plan)
     if plan.candidate.mode == "disagg":
-        lines.append("A router in front of prefill and decode workers is not part of this file: see launch/.")
-    return lines + [f"note: {notice}" for notice in plan.notices()]
-
-
-def image_of(plan: Plan) -> str:
-    """What containers run."""
-    return plan.image or IMAGES[plan.engine].format(version=plan.version.removeprefix("v"))
-
-
-def worker_command(plan: Plan, pool: Pool) -> tuple[list[Node], list[Node]]:
-    """Command and arguments of a worker's container, without those that differ between hosts."""
-    args: list[Node] = []
-    for part in worker_words(plan, pool):
-        args += part.words
-    if plan.engine == "trtllm":
-        args += [plan.flags["extra"].name, f"{OPTIONS_FOLDER}/{pool.role}.yml"]
-    args += ["--host", "0.0.0.0", "--port", str(PORT)]
-    return list(plan.flags.program), args
-
-
-def notes_of(plan: Plan, pool: Pool) -> dict[str, Node]:
-    """Annotations that say what flags cannot."""
-    return {f"{NOTE}{key}": value for key, value in facts(plan, pool).items()}
-
-
-def gpu_resource(gpu: str) -> str:
-    """The resource that a container asks for to get GPUs of this kind."""
-    return next((resource for start, resource in VENDORS.items() if gpu.startswith(start)), "nvidia.com/gpu")
-
-
-def _labels(plan: Plan, pool: Pool) -> dict[str, Node]:
-    return {"app.kubernetes.io/name": plan.slug, "app.kubernetes.io/component": pool.role}
-
-
-def _name(plan: Plan, pool: Pool) -> str:
-    return f"{plan.slug}-{pool.role}"
+        objects += router_objects(plan)
+        head += router_notes(plan)
+    return {"k8s/deployment.yaml": dump(objects, comments, head)}
 
 
 def _config_map(plan: Plan, pool: Pool, text: str) -> Node:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {"name": _name(plan, pool), "labels": _labels(plan, pool)},
+        "metadata": {"name": name_of(plan, pool.role), "labels": _labels(plan, pool)},
         "data": {f"{pool.role}.yml": text},
     }
 
@@ -110,11 +68,15 @@ def _deployment(plan: Plan, pool: Pool) -> Node:
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": {"name": _name(plan, pool), "labels": _labels(plan, pool), "annotations": notes_of(plan, pool)},
+        "metadata": {
+            "name": name_of(plan, pool.role),
+            "labels": _labels(plan, pool),
+            "annotations": notes_of(plan, pool),
+        },
         "spec": {
             "replicas": pool.replicas,
             "selector": {"matchLabels": _labels(plan, pool)},
-            "template": {"metadata": {"labels": _labels(plan, pool)}, "spec": _pod(plan, pool, _container(plan, pool))},
+            "template": {"metadata": _pod_metadata(plan, pool), "spec": _pod(plan, pool, _container(plan, pool))},
         },
     }
 
@@ -123,21 +85,32 @@ def _service(plan: Plan, pool: Pool) -> Node:
     ports: list[Node] = [{"name": "http", "port": PORT, "targetPort": "http"}]
     if plan.engine == "sglang" and pool.role == "prefill":
         ports.append({"name": "bootstrap", "port": BOOTSTRAP_PORT, "targetPort": "bootstrap"})
-    selector = _labels(plan, pool)
-    if plan.hosts_of(pool) > 1:
-        selector["leaderworkerset.sigs.k8s.io/worker-index"] = "0"
+    grouped = plan.hosts_of(pool) > 1
+    name = name_of(plan, pool.role)
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {"name": _name(plan, pool), "labels": _labels(plan, pool)},
-        "spec": {"selector": selector, "ports": ports},
+        # A group's controller makes a headless Service of the group's own name, by which hosts find the leader.
+        "metadata": {"name": f"{name}-http" if grouped else name, "labels": _labels(plan, pool)},
+        "spec": {"selector": {**_labels(plan, pool), **(LEADER if grouped else {})}, "ports": ports},
     }
+
+
+def _labels(plan: Plan, pool: Pool) -> dict[str, Node]:
+    return {**labels_of(plan, pool.role)}
+
+
+def _pod_metadata(plan: Plan, pool: Pool) -> dict[str, Node]:
+    metadata: dict[str, Node] = {"labels": _labels(plan, pool)}
+    if plan.engine == "sglang" and pool.role == "prefill":
+        metadata["annotations"] = {BOOTSTRAP_NOTE: str(BOOTSTRAP_PORT)}
+    return metadata
 
 
 def _pod(plan: Plan, pool: Pool, container: dict[str, Node]) -> dict[str, Node]:
     volumes: list[Node] = [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": SHARED_MEMORY}}]
     if plan.engine == "trtllm":
-        volumes.append({"name": "options", "configMap": {"name": _name(plan, pool)}})
+        volumes.append({"name": "options", "configMap": {"name": name_of(plan, pool.role)}})
     return {"containers": [container], "volumes": volumes}
 
 
@@ -164,29 +137,6 @@ def _container(plan: Plan, pool: Pool) -> dict[str, Node]:
     return container
 
 
-def probes() -> dict[str, Node]:
-    """Starting may take long; afterwards a worker that does not answer gets no requests, and later a new start."""
-    health: Node = {"path": "/health", "port": "http"}
-    return {
-        "startupProbe": {"httpGet": health, "periodSeconds": 10, "failureThreshold": STARTUP_S // 10},
-        "readinessProbe": {"httpGet": health, "periodSeconds": 5, "timeoutSeconds": 5, "failureThreshold": 3},
-        "livenessProbe": {"httpGet": health, "periodSeconds": 10, "timeoutSeconds": 10, "failureThreshold": 6},
-    }
-
-
-def environment(plan: Plan, pool: Pool) -> list[Node]:
-    """What a worker's container has to have in its environment."""
-    if plan.engine == "sglang":  # its /health would else run a request, and fail when the worker is merely busy
-        return [{"name": "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION", "value": "false"}]
-    if plan.engine != "vllm" or pool.role == "mixed":
-        return []
-    own_ip: Node = {"fieldRef": {"fieldPath": "status.podIP"}}
-    return [
-        {"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", "valueFrom": own_ip},
-        {"name": "VLLM_NIXL_SIDE_CHANNEL_PORT", "value": str(NIXL_PORT)},
-    ]
-
-
 def _ports(plan: Plan, pool: Pool) -> list[Node]:
     ports: list[Node] = [{"name": "http", "containerPort": PORT}]
     if plan.engine == "vllm" and pool.role != "mixed":
@@ -207,7 +157,11 @@ def _leader_worker_set(plan: Plan, pool: Pool) -> Node:
     return {
         "apiVersion": "leaderworkerset.x-k8s.io/v1",
         "kind": "LeaderWorkerSet",
-        "metadata": {"name": _name(plan, pool), "labels": _labels(plan, pool), "annotations": notes_of(plan, pool)},
+        "metadata": {
+            "name": name_of(plan, pool.role),
+            "labels": _labels(plan, pool),
+            "annotations": notes_of(plan, pool),
+        },
         "spec": {
             "replicas": pool.replicas,
             "leaderWorkerTemplate": {
@@ -233,7 +187,7 @@ def _group_pod(plan: Plan, pool: Pool, leads: bool) -> dict[str, Node]:
     assert isinstance(env, list)
     index: Node = {"fieldRef": {"fieldPath": "metadata.labels['leaderworkerset.sigs.k8s.io/worker-index']"}}
     env.insert(0, {"name": "NODE_RANK", "valueFrom": index})
-    return {"metadata": {"labels": _labels(plan, pool)}, "spec": _pod(plan, pool, container)}
+    return {"metadata": _pod_metadata(plan, pool), "spec": _pod(plan, pool, container)}
 
 
 def _host_args(plan: Plan, pool: Pool, leads: bool) -> list[Node]:

@@ -16,6 +16,12 @@ from policies.errors import CapabilityError
 
 MARK = "aiconfig:"
 """Begins the line that says what flags cannot: role, GPU, replicas, formats."""
+SGLANG_ROUTER: tuple[str, ...] = ("python3", "-m", "sglang_router.launch_router")
+TRTLLM_ROUTER: tuple[str, ...] = ("trtllm-serve", "disaggregated")
+VLLM_ROUTER: tuple[str, ...] = ("vllm-router",)
+ROUTER_POLICY = "round_robin"
+"""As the twin routes a found deployment; SGLang's own choice goes by cached prefixes."""
+NAMES = "Names like prefill-0 stand for the addresses of your workers."
 
 
 def launch_files(plan: Plan) -> Mapping[str, str]:
@@ -42,8 +48,7 @@ def script(plan: Plan, pool: Pool) -> str:
         extra = plan.flags["extra"].name
         lines.append(f'command+=({extra} "$(dirname "${{BASH_SOURCE[0]}}")/{pool.role}.yml")')
     lines += _hosts(plan, pool)
-    address = '--host "${HOST:-0.0.0.0}" --port "${PORT:-' + str(PORT) + '}"'
-    lines.append(f'exec {_prefix(plan, pool)}"${{command[@]}}" {address} "$@"')
+    lines.append(_exec(_prefix(plan, pool)))
     return "\n".join(lines) + "\n"
 
 
@@ -93,8 +98,6 @@ def _head(plan: Plan, pool: Pool) -> Iterator[str]:
         yield f"Start it on each of the {hosts} hosts, NODE_RANK 0 to {hosts - 1} and LEADER the address of rank 0."
     if plan.candidate.mode == "agg" and pool.replicas > 1:
         yield "Put a load balancer in front that spreads requests evenly: that is what was predicted."
-    if plan.candidate.mode == "disagg" and plan.engine == "vllm":
-        yield "vLLM brings no router for prefill and decode workers: use the Dynamo or llm-d files, or one of your own."
     for notice in plan.notices():
         yield f"note: {notice}"
 
@@ -156,30 +159,43 @@ def _prefix(plan: Plan, pool: Pool) -> str:
 
 
 def _front(plan: Plan) -> dict[str, str]:
-    """What stands in front of prefill and decode workers, for engines that bring one."""
+    """What stands in front of prefill and decode workers."""
     prefill, decode = plan.candidate.pools
     urls = {pool.role: [f"{pool.role}-{n}" for n in range(pool.replicas)] for pool in (prefill, decode)}
-    note = "Names like prefill-0 stand for the addresses of your workers."
     if plan.engine == "trtllm":
-        tree: Node = {
-            "hostname": "0.0.0.0",
-            "port": PORT,
-            "context_servers": _servers(urls["prefill"]),
-            "generation_servers": _servers(urls["decode"]),
-        }
-        head = ["Start with: trtllm-serve disaggregated -c router.yml", note]
-        return {"launch/router.yml": dump([tree], head=head)}
-    if plan.engine != "sglang":
-        return {}
-    words = [Words(key="pd", words=("--pd-disaggregation",), origin="")]
+        tree = trtllm_router(urls["prefill"], urls["decode"])
+        return {"launch/router.yml": dump([tree], head=[f"Start with: {' '.join(TRTLLM_ROUTER)} -c router.yml", NAMES])}
+    return {"launch/router.sh": _router_script(plan, urls)}
+
+
+def _router_script(plan: Plan, urls: Mapping[str, list[str]]) -> str:
+    lines = ["#!/usr/bin/env bash", f"# Router in front of prefill and decode workers. {NAMES}"]
+    program, mode, bootstrap = SGLANG_ROUTER, "--pd-disaggregation", [str(BOOTSTRAP_PORT)]
+    if plan.engine == "vllm":
+        lines.append("# vLLM itself brings none; this one is of the vLLM project: pip install vllm-router")
+        program, mode, bootstrap = VLLM_ROUTER, "--vllm-pd-disaggregation", []
+    words = [
+        Words(key="pd", words=(mode,), origin=""),
+        Words(key="policy", words=("--policy", ROUTER_POLICY), origin="as was predicted"),
+    ]
     for url in urls["prefill"]:
-        words.append(Words(key="p", words=("--prefill", f"http://{url}:{PORT}", str(BOOTSTRAP_PORT)), origin=""))
+        words.append(Words(key="p", words=("--prefill", f"http://{url}:{PORT}", *bootstrap), origin=""))
     for url in urls["decode"]:
         words.append(Words(key="d", words=("--decode", f"http://{url}:{PORT}"), origin=""))
-    program = ("python3", "-m", "sglang_router.launch_router")
-    lines = ["#!/usr/bin/env bash", f"# Router in front of prefill and decode workers. {note}", "set -euo pipefail"]
-    lines += [*array("command", program, tuple(words)), 'exec "${command[@]}" --host "${HOST:-0.0.0.0}" "$@"']
-    return {"launch/router.sh": "\n".join(lines) + "\n"}
+    lines += ["set -euo pipefail", *array("command", program, tuple(words)), _exec("")]
+    return "\n".join(lines) + "\n"
+
+
+def _exec(prefix: str) -> str:
+    """The line that starts the command where the environment says."""
+    address = '--host "${HOST:-0.0.0.0}" --port "${PORT:-' + str(PORT) + '}"'
+    return f'exec {prefix}"${{command[@]}}" {address} "$@"'
+
+
+def trtllm_router(prefill: list[str], decode: list[str]) -> Node:
+    """The file of TensorRT-LLM's router, from the hosts of both roles."""
+    servers = {"context_servers": _servers(prefill), "generation_servers": _servers(decode)}
+    return {"hostname": "0.0.0.0", "port": PORT, **servers}
 
 
 def _servers(names: list[str]) -> Node:

@@ -7,7 +7,16 @@ The chart itself adds model, port, name and degrees of parallelism to a command 
 from __future__ import annotations
 
 from aiconfig.candidate import Pool
-from aiconfig.emit.kube import SHARED_MEMORY, environment, gpu_resource, head_lines, image_of, probes, worker_command
+from aiconfig.emit.kube_parts import (
+    NVIDIA,
+    SHARED_MEMORY,
+    environment,
+    gpu_resource,
+    head_lines,
+    image_of,
+    probes,
+    worker_command,
+)
 from aiconfig.emit.plan import PORT, Plan
 from aiconfig.emit.worker import Node, Words, last_words, worker_words
 from aiconfig.emit.yamltext import Path, dump
@@ -25,6 +34,9 @@ def llmd_files(plan: Plan) -> dict[str, str]:
     comments: dict[Path, str] = {}
     pools = {("decode" if pool.role == "mixed" else pool.role): pool for pool in plan.candidate.pools}
     values: dict[str, Node] = {
+        "accelerator": {
+            "type": "nvidia" if all(gpu_resource(pool.gpu) == NVIDIA for pool in pools.values()) else "amd"
+        },
         "multinode": any(plan.hosts_of(pool) > 1 for pool in pools.values()),
         "modelArtifacts": {
             "name": plan.loads,
@@ -32,7 +44,7 @@ def llmd_files(plan: Plan) -> dict[str, str]:
             "size": "1Ti",
             "labels": {"llm-d.ai/inferenceServing": "true", "llm-d.ai/model": plan.slug},
         },
-        "routing": {"servicePort": PORT, "proxy": {"enabled": "prefill" in pools, "targetPort": SIDECAR_PORT}},
+        "routing": {"servicePort": PORT, "proxy": _proxy(plan)},
     }
     for part in ("prefill", "decode"):
         if part not in pools:
@@ -41,8 +53,15 @@ def llmd_files(plan: Plan) -> dict[str, str]:
         values[part] = _role(plan, pools[part], part)
         for at, origin in last_words(_own_words(plan, pools[part])).items():
             comments[(0, part, "containers", 0, "args", at)] = origin
-    head = [line for line in head_lines(plan) if "router" not in line]
-    return {"k8s/llm-d-values.yaml": dump([values], comments, head)}
+    return {"k8s/llm-d-values.yaml": dump([values], comments, head_lines(plan))}
+
+
+def _proxy(plan: Plan) -> Node:
+    """The sidecar of a decode worker, which has prompts prefilled elsewhere first."""
+    proxy: dict[str, Node] = {"enabled": plan.candidate.mode == "disagg", "targetPort": SIDECAR_PORT}
+    if plan.candidate.mode == "disagg" and plan.engine == "sglang":
+        proxy["connector"] = "sglang"  # the chart's own choice is vLLM's
+    return proxy
 
 
 def _role(plan: Plan, pool: Pool, part: str) -> Node:

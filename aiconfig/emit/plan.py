@@ -22,7 +22,6 @@ from policies.errors import CapabilityError, ConfigError
 from policies.frozen import frozen
 from twin.config import Config, EngineConfig
 from twin.perf.hardware import find_gpu
-from twin.perf.models import Model, find_model
 
 SEARCH = "search"
 DEFAULT = "default"
@@ -79,6 +78,8 @@ class Plan:
         for what, text in named.items():
             if text is not None and (not text or not text.isprintable() or text.startswith("-")):
                 raise ConfigError(f"{what} {text!r}: it is not empty, begins with no dash and has printable characters")
+        if self.name is not None and not re.search("[a-z0-9]", self.name.lower()):
+            raise ConfigError(f"name {self.name!r}: Kubernetes takes letters a to z and digits; give one with some")
 
     @property
     def engine(self) -> str:
@@ -118,14 +119,6 @@ class Plan:
         """The number format of that checkpoint, None where only the user knows."""
         known = checkpoints().get(self.candidate.model.lower())
         return known.weights if known and self.checkpoint is None else None
-
-    @property
-    def model(self) -> Model | None:
-        """The model's shape, None where we know none."""
-        try:
-            return find_model(self.candidate.model)
-        except ConfigError:
-            return None
 
     @property
     def max_model_len(self) -> Item:

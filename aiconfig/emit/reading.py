@@ -13,7 +13,7 @@ from aiconfig.candidate import Candidate, Pool
 from aiconfig.emit.commands import Command, Parsed, command_of, commands_in, flatten, parse
 from aiconfig.emit.flags import Flags, Plain, find_flags
 from aiconfig.emit.found import Found, Shape
-from aiconfig.emit.kube import NOTE
+from aiconfig.emit.kube_parts import NOTE
 from aiconfig.emit.plan import checkpoints
 from aiconfig.emit.worker import SHAPES
 from aiconfig.emit.yamltext import load

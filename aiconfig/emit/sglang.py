@@ -7,6 +7,7 @@ requests and tokens of a chunk are those of all ranks together.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from aiconfig.candidate import Pool
 from aiconfig.emit.found import Found, Shape, kept, model_of, stated_weights
@@ -69,7 +70,8 @@ def _chunks(plan: Plan, pool: Pool) -> Iterator[Item]:
     origin = SEARCH + _each(pool.layout)
     if plan.engine_of(pool).chunked_prefill:
         yield Item(key="max_num_batched_tokens", value=tokens * dp, origin=origin)
-        yield plan.setting(pool, "max_prefill_tokens")
+        prefill = plan.setting(pool, "max_prefill_tokens")
+        yield replace(prefill, origin=origin) if prefill.value == tokens * dp else prefill
     else:
         yield Item(key="max_num_batched_tokens", value=NO_CHUNKS, origin=plan.setting(pool, "chunked_prefill").origin)
         yield Item(key="max_prefill_tokens", value=tokens, origin=SEARCH)

@@ -42,9 +42,6 @@ def items(plan: Plan, pool: Pool) -> Iterator[Item]:
     yield plan.setting(pool, "chunked_prefill")
     yield Item(key="graph_padding", value=True, origin=DEFAULT)
     yield Item(key="graph_batch", value=pool.max_num_seqs, origin=SEARCH)
-    model = plan.model
-    if layout.ep > 1 or (model is not None and model.experts is not None):
-        yield Item(key="moe_backend", value="CUTLASS", origin=DEFAULT)
     yield plan.setting(pool, "capacity_policy")
     if plan.candidate.nextn:
         yield Item(key="draft_algorithm", value="mtp", origin=SEARCH)

@@ -129,6 +129,10 @@ def test_help_is_what_it_was(aiconfig: Aiconfig, root: Path) -> None:
         (["estimate", "--model", "llama-3.1-70b"], "weights_do_not_fit"),
         (["explain", "1"], "there is no search below runs/"),
         (["emit", "nowhere", "--as", "k8s"], "nowhere: is not there"),
+        (["emit", "nowhere", "--as", "kubes"], "did you mean 'k8s'"),
+        (["emit", "nowhere", "--as", "bench", "--image", "x"], "--image x: has no effect on --as bench"),
+        (["emit", "nowhere", "--as", "k8s", "--dynamo-version", "1.0.0"], "--dynamo-version 1.0.0: has no effect"),
+        (["emit", "nowhere", "--as", "twin", "--host-gpus", "4"], "--host-gpus 4: has no effect"),
         (["import"], "give one of them"),
     ],
 )
@@ -186,7 +190,7 @@ def test_the_answer_has_its_parts(searched: tuple[Path, str]) -> None:
 def test_the_files_are_there_and_listed(searched: tuple[Path, str]) -> None:
     out, _ = searched
     files = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
-    assert {"result.json", "candidates.parquet", "pareto.csv", "best.toml", "verify.sh", "search.html"} <= files
+    assert {"result.json", "candidates.parquet", "pareto.csv", "best.toml", "verify.py", "search.html"} <= files
     assert any(name.startswith("launch/") for name in files)
     assert "k8s/deployment.yaml" in files
     assert {*result_of(out)["files"], "result.json"} == files  # type: ignore[misc]
@@ -369,10 +373,37 @@ def test_emit_replaces_no_file(aiconfig: Aiconfig, folder: Path, searched: tuple
     out, _ = searched
     assert aiconfig("emit", out, "--as", "bench", "--out", "b", "--quiet").code == 0
     assert os.access(folder / "b" / "bench.sh", os.X_OK)
+    assert aiconfig("emit", out, "--as", "verify", "--out", "b", "--quiet").code == 0  # its bench.sh is the same
+    assert os.access(folder / "b" / "verify.py", os.X_OK)
+    (folder / "b" / "bench.sh").write_text("mine", encoding="utf-8")
     ended = aiconfig("emit", out, "--as", "bench", "--out", "b", "--quiet")
     assert ended.code == 2
-    assert "is there already" in ended.complaint
-    assert aiconfig("emit", out, "--as", "sglang").code == 2
+    assert "bench.sh: is there already" in ended.complaint
+    assert (folder / "b" / "bench.sh").read_text(encoding="utf-8") == "mine"
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--as", "sglang"], "this deployment was chosen for vllm"),
+        (["--as", "k8s", "--out", "file"], "--out file: is a file; name a folder"),
+        (["--as", "twin", "--out", "file"], "--out file: is a file; name a folder"),
+        (["--as", "k8s", "--engine-version", "new"], "vllm version 'new': a release is written like"),
+        (["--as", "dynamo", "--dynamo-version", "new"], "dynamo version 'new': a release is written like"),
+        (["--as", "k8s", "--host-gpus", "0"], "--host-gpus 0: a host has at least 1"),
+        (["--as", "k8s", "--name", "***"], "letters a to z"),
+        (["--as", "k8s", "--image", ""], "image '': it is not empty"),
+        (["--as", "k8s", "--candidate", "99"], "--candidate 99: the answer has"),
+    ],
+)
+def test_what_cannot_be_emitted_is_said_in_one_line(
+    aiconfig: Aiconfig, folder: Path, searched: tuple[Path, str], args: list[str], words: str
+) -> None:
+    (folder / "file").write_text("mine", encoding="utf-8")
+    ended = aiconfig("emit", searched[0], *args)
+    assert ended.code == 2
+    assert words in ended.complaint
+    assert [path.name for path in folder.iterdir()] == ["file"]
 
 
 # ---------------------------------------------------------------- Ctrl-C

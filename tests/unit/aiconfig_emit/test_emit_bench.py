@@ -1,7 +1,7 @@
-"""bench.sh and verify.sh: the load and lengths that were predicted, and a comparison that can fail.
+"""bench.sh and verify.py: the load and lengths that were predicted, and a comparison that can fail.
 
 The client and the server are stand-ins: programs of the client's name that write a result file, and a port that
-answers. What is tested is the script.
+answers. What is tested are the programs as they are written.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,11 +17,12 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
-from emit_builders import agg, plan, predicted
+from emit_builders import agg, plan, predicted, wide
 
 from aiconfig.emit.bench import requests, words
 from aiconfig.emit.files import emit, write
 from aiconfig.emit.verify import NO_BAND, predicted_rows
+from aiconfig.emit.verify_deployment import told as told_of
 from aiconfig.estimate import Band, Load
 from aiconfig.workload import Workload
 from policies.errors import ConfigError
@@ -52,6 +54,7 @@ def test_the_client_of_sglang_draws_the_lengths_of_the_workload() -> None:
     flags = told(plan(agg("sglang")))
     assert (flags["--random-input-len"], flags["--random-output-len"]) == ("4000", "500")
     assert flags["--random-range-ratio"] == "0.8"
+    assert flags["--backend"] == "sglang-oai"  # Dynamo and llm-d answer OpenAI's API alone
     shared = told(plan(agg("sglang"), workload=Workload(isl=1000, osl=10, prefix_tokens=400)))
     assert (shared["--gsp-system-prompt-len"], shared["--gsp-question-len"]) == ("400", "600")
 
@@ -81,7 +84,7 @@ def test_a_band_of_which_half_is_known_is_said_and_compared_with_ours() -> None:
 
 
 def test_a_prediction_is_needed_to_verify() -> None:
-    with pytest.raises(ConfigError, match=r"verify.sh compares with a prediction"):
+    with pytest.raises(ConfigError, match=r"verify.py compares with a prediction"):
         emit(plan(agg(), estimate=None), "verify")
 
 
@@ -104,20 +107,17 @@ def url() -> Iterator[str]:
     server.server_close()
 
 
-def verify(folder: Path, engine: str, url: str, measured: dict[str, float]) -> subprocess.CompletedProcess[str]:
+def verify(folder: Path, engine: str, url: str, measured: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """verify.py in a folder of its own, with a client that takes its last word for the file that it is to write."""
     write(emit(plan(agg(engine), estimate=predicted(agg(engine))), "verify"), folder)
-    result = json.dumps(measured)
-    where = {"vllm": 'd="${@: -3:1}"; f="$d/measured.json"', "sglang": 'f="${@: -1}"'}[engine]
     program = folder / "bin" / {"vllm": "vllm", "sglang": "python3"}[engine]
     program.parent.mkdir()
-    through = (
-        'case "$1" in -m) ;; *) exec /usr/bin/env -S PATH="$OLD" python3 "$@" ;; esac\n' if engine == "sglang" else ""
-    )
-    program.write_text(f"#!/usr/bin/env bash\n{through}{where}\necho '{result}' > \"$f\"\n")
+    told = f"echo '{json.dumps(measured)}' > \"${{@: -1}}\"\n" if measured is not None else ""
+    program.write_text(f"#!/usr/bin/env bash\n{told}exit {code}\n")
     program.chmod(0o755)
-    old = os.environ["PATH"]
-    env = {**os.environ, "OLD": old, "PATH": f"{program.parent}:{old}"}
-    return subprocess.run([folder / "verify.sh", url], env=env, capture_output=True, text=True, check=False)
+    env = {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}"}
+    line = [sys.executable, folder / "verify.py", url]
+    return subprocess.run(line, env=env, capture_output=True, text=True, check=False)
 
 
 AS_PREDICTED = {row["key"]: row["value"] for row in predicted_rows(plan(agg()))}
@@ -147,4 +147,37 @@ def test_figures_that_the_client_does_not_tell_are_no_success(tmp_path: Path, ur
 def test_a_deployment_that_does_not_answer_is_said(tmp_path: Path, url: str) -> None:
     done = verify(tmp_path, "vllm", "http://127.0.0.1:9", {})
     assert done.returncode == 2
-    assert "nothing answers at http://127.0.0.1:9/health" in done.stderr
+    assert "nothing healthy at http://127.0.0.1:9/health" in done.stderr
+
+
+def test_requests_that_failed_are_no_success(tmp_path: Path, url: str) -> None:
+    done = verify(tmp_path, "vllm", url, {**AS_PREDICTED, "completed": 319, "failed": 1})
+    assert done.returncode == 2, done.stdout
+    assert "1 of 320 requests failed" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("measured", "code", "text"),
+    [(None, 0, "wrote no figures"), ({}, 1, "ended with 1"), ([1], 0, "no JSON object")],
+)
+def test_a_client_that_measures_nothing_is_said(
+    tmp_path: Path, url: str, measured: object, code: int, text: str
+) -> None:
+    done = verify(tmp_path, "vllm", url, measured, code)
+    assert done.returncode == 2
+    assert text in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_program_is_the_same_for_every_deployment_and_only_the_prediction_differs() -> None:
+    one, other = emit(plan(agg("vllm")), "verify"), emit(plan(wide("sglang"), load=Load(users=8)), "verify")
+    assert one["verify.py"] == other["verify.py"]
+    data = [json.loads(files["predicted.json"]) for files in (one, other)]
+    assert [row["save"][-1] for row in data] == ["--result-filename", "--output-file"]
+    assert [row["load"] for row in data] == ["32 users", "8 users"]
+    assert one["bench.sh"] == emit(plan(agg("vllm")), "bench")["bench.sh"]
+
+
+def test_of_several_runs_in_the_clients_file_the_last_counts() -> None:
+    assert told_of('{"a": 1}\n{"a": 2}\n') == {"a": 2}
+    assert told_of('{\n "a": 1\n}') == {"a": 1}

@@ -68,7 +68,7 @@ def test_without_a_release_the_newest_that_was_read_counts(engine: str) -> None:
 
 
 def test_what_is_no_release_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"engine version 'latest': a release is written like 0\.12\.0"):
+    with pytest.raises(ConfigError, match=r"vllm version 'latest': a release is written like 0\.12\.0"):
         find_flags("vllm", "latest")
     with pytest.raises(ConfigError, match="did you mean 'sglang'"):
         find_flags("sglan")

@@ -6,8 +6,10 @@ Kubernetes' own schemas are asked as well where the package kubernetes-validate 
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import fastjsonschema
@@ -37,10 +39,15 @@ def documents(text: str) -> list[dict]:
     return list(yaml.safe_load_all(text))
 
 
+def component(one: dict) -> str:
+    return str(one["metadata"].get("labels", {}).get("app.kubernetes.io/component"))
+
+
 def check(text: str) -> None:
     for one in documents(text):
-        CHECKS[one["kind"].lower()](one)
-        if one["kind"] == "ConfigMap":
+        of_router = component(one) == "router"
+        CHECKS["router" if of_router and one["kind"] == "Deployment" else one["kind"].lower()](one)
+        if one["kind"] == "ConfigMap" and not of_router:
             for options in one["data"].values():
                 CHECKS["trtllm"](yaml.safe_load(options))
 
@@ -131,6 +138,8 @@ def test_each_role_has_a_deployment_with_its_gpus_and_a_service_that_finds_it(en
     found = {}
     for one in by_kind(text, "Deployment"):
         labels = one["spec"]["template"]["metadata"]["labels"]
+        if component(one) == "router":
+            continue
         (service,) = [s for s in by_kind(text, "Service") if s["spec"]["selector"].items() <= labels.items()]
         (container,) = one["spec"]["template"]["spec"]["containers"]
         ports = {port["name"] for port in container["ports"]}
@@ -183,10 +192,115 @@ def test_trays_of_a_rack_count_as_hosts() -> None:
     assert plan(agg(gpu="gb200", layout=Layout(tp=8))).hosts_of(pool(gpu="gb200", layout=Layout(tp=8))) == 2
 
 
-def test_gpus_of_amd_are_asked_for_by_their_name() -> None:
-    text = emit(plan(agg("sglang", gpu="mi300x")), "k8s")["k8s/deployment.yaml"]
+def test_gpus_of_amd_are_asked_for_by_their_name_and_get_images_for_them() -> None:
+    made = plan(agg("vllm", gpu="mi300x"), engine_version="0.32.0")
+    text = emit(made, "k8s")["k8s/deployment.yaml"]
     assert "amd.com/gpu" in text
     assert "nvidia.com" not in text
+    (one,) = by_kind(text, "Deployment")
+    assert one["spec"]["template"]["spec"]["containers"][0]["image"] == "vllm/vllm-openai-rocm:v0.32.0"
+    values = yaml.safe_load(emit(made, "llm-d")["k8s/llm-d-values.yaml"])
+    assert values["accelerator"] == {"type": "amd"}
+    assert values["decode"]["containers"][0]["resources"]["limits"] == {"amd.com/gpu": "2"}
+
+
+def test_an_image_that_cannot_be_named_has_to_be_given() -> None:
+    amd = agg("sglang", gpu="mi300x")
+    with pytest.raises(CapabilityError, match="give --image"):
+        emit(plan(amd), "k8s")
+    text = emit(plan(amd, image="registry.test/sglang:rocm"), "k8s")["k8s/deployment.yaml"]
+    assert "image: registry.test/sglang:rocm" in text
+
+
+def test_hosts_of_a_group_find_their_leader_by_the_service_that_its_controller_makes() -> None:
+    """LeaderWorkerSet makes a headless Service of its own name unless there is one: ours must not take the name."""
+    for engine in ("vllm", "sglang"):
+        text = emit(plan(wide(engine)), "k8s")["k8s/deployment.yaml"]
+        groups = {one["metadata"]["name"] for one in by_kind(text, "LeaderWorkerSet")}
+        services = {one["metadata"]["name"] for one in by_kind(text, "Service")}
+        assert groups
+        assert services
+        assert not groups & services
+
+
+def test_the_router_of_sglang_finds_every_worker_and_the_port_where_prefill_workers_introduce_themselves() -> None:
+    candidate = disagg("sglang")
+    prefill = pool("prefill", layout=Layout(tp=16), replicas=1)
+    text = emit(plan(replace(candidate, pools=(prefill, candidate.pools[1]))), "k8s")["k8s/deployment.yaml"]
+    (router,) = [one for one in by_kind(text, "Deployment") if component(one) == "router"]
+    pod = router["spec"]["template"]["spec"]
+    args = pod["containers"][0]["args"]
+    (group,) = by_kind(text, "LeaderWorkerSet")
+    leader = group["spec"]["leaderWorkerTemplate"]["leaderTemplate"]["metadata"]
+    assert selected(args, "--prefill-selector") == {**leader["labels"], LEADER: "0"}
+    (decode,) = [one for one in by_kind(text, "Deployment") if component(one) == "decode"]
+    assert selected(args, "--decode-selector") == decode["spec"]["template"]["metadata"]["labels"]
+    assert leader["annotations"] == {"sglang.ai/bootstrap-port": "8998"}
+    (role,), (binding,) = by_kind(text, "Role"), by_kind(text, "RoleBinding")
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    assert [subject["name"] for subject in binding["subjects"]] == [pod["serviceAccountName"]]
+    check(text)
+
+
+LEADER = "leaderworkerset.sigs.k8s.io/worker-index"
+
+
+def selected(args: list[str], flag: str) -> dict[str, str]:
+    """The labels that stand behind the flag, up to the next flag."""
+    behind = args[args.index(flag) + 1 :]
+    return dict(word.split("=") for word in itertools.takewhile(lambda word: not word.startswith("--"), behind))
+
+
+def test_the_router_of_trtllm_is_told_the_services_of_both_roles() -> None:
+    text = emit(plan(disagg("trtllm")), "k8s")["k8s/deployment.yaml"]
+    names = {component(one): one["metadata"]["name"] for one in by_kind(text, "Service")}
+    (options,) = [one for one in by_kind(text, "ConfigMap") if component(one) == "router"]
+    told = yaml.safe_load(options["data"]["router.yml"])
+    assert told["context_servers"]["urls"] == [f"{names['prefill']}:8000"]
+    assert told["generation_servers"]["urls"] == [f"{names['decode']}:8000"]
+    (router,) = [one for one in by_kind(text, "Deployment") if component(one) == "router"]
+    (volume,) = router["spec"]["template"]["spec"]["volumes"]
+    assert volume["configMap"]["name"] == options["metadata"]["name"]
+
+
+def test_what_vllm_lacks_in_front_of_prefill_and_decode_workers_is_said() -> None:
+    text = emit(plan(disagg("vllm")), "k8s")["k8s/deployment.yaml"]
+    assert "vLLM brings no router" in text
+    assert "vllm-router\n  --vllm-pd-disaggregation" in emit(plan(disagg("vllm")), "vllm")["launch/router.sh"]
+
+
+def test_the_sidecar_of_llm_d_speaks_the_engines_way_of_handing_over() -> None:
+    proxies = {
+        engine: yaml.safe_load(emit(plan(disagg(engine)), "llm-d")["k8s/llm-d-values.yaml"])["routing"]["proxy"]
+        for engine in ("vllm", "sglang")
+    }
+    assert proxies["sglang"]["connector"] == "sglang"
+    assert "connector" not in proxies["vllm"]
+    agg_values = yaml.safe_load(emit(plan(agg("sglang")), "llm-d")["k8s/llm-d-values.yaml"])
+    assert agg_values["routing"]["proxy"]["enabled"] is False
+
+
+@pytest.mark.parametrize(
+    ("dynamo", "engine", "flag", "absent"),
+    [
+        ("1.3.0", "sglang", "--enable-dp-attention", "--attn-dp-size"),  # its image brings SGLang 0.5.14
+        ("0.9.0", "vllm", "--kv-cache-dtype\n", "float16"),  # vLLM 0.14.1
+    ],
+)
+def test_workers_of_dynamo_take_the_flags_of_the_engine_in_its_image(
+    dynamo: str, engine: str, flag: str, absent: str
+) -> None:
+    text = emit(plan(wide(engine), dynamo_version=dynamo), "dynamo")["k8s/dynamo.yaml"]
+    assert flag in text
+    assert absent not in text
+    assert f"-runtime:{dynamo}" in text
+
+
+def test_another_engine_than_that_of_dynamos_image_is_said() -> None:
+    text = emit(plan(wide("sglang"), engine_version="0.5.23"), "dynamo")["k8s/dynamo.yaml"]
+    assert "note: flags are those of sglang 0.5.23, and the image of Dynamo brings 0.5.14" in text
+    own = emit(plan(wide("sglang"), engine_version="0.5.23", image="mine:1"), "dynamo")["k8s/dynamo.yaml"]
+    assert "the image of Dynamo brings" not in own
 
 
 @pytest.mark.parametrize(
@@ -198,6 +312,7 @@ def test_gpus_of_amd_are_asked_for_by_their_name() -> None:
         (agg("vllm", layout=Layout(tp=12)), "k8s", "does not fill hosts of 8"),
         (agg("vllm", layout=Layout(tp=16, dp=2)), "vllm", "do not fill hosts of 8 evenly"),
         (agg("vllm", layout=Layout(tp=1, dp=32, ep=32)), "k8s", "first rank on each"),
+        (agg("vllm", gpu="mi300x"), "dynamo", "GPUs of NVIDIA; use --as k8s"),
     ],
 )
 def test_what_has_no_flag_is_refused_with_the_way_out(candidate: Candidate, kind: str, text: str) -> None:

@@ -9,7 +9,7 @@ set -euo pipefail
 command=(
   python3 -m sglang.bench_serving
   --model Qwen/Qwen3-32B           # default: the public checkpoint of qwen3-32b
-  --backend sglang                 # default
+  --backend sglang-oai             # default
   --dataset-name random-ids        # default
   --random-input-len 4000          # workload
   --random-output-len 500          # workload

@@ -9,7 +9,7 @@ set -euo pipefail
 command=(
   python3 -m sglang.bench_serving
   --model deepseek-ai/DeepSeek-V3  # default: the public checkpoint of deepseek-v3
-  --backend sglang                 # default
+  --backend sglang-oai             # default
   --dataset-name random-ids        # default
   --random-input-len 4000          # workload
   --random-output-len 500          # workload

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # vLLM 0.32.0, decode worker of vllm-disagg-P2xtp2-h200_sxm-fp8-kvfp8-b64-t8192+D1xtp4-h200_sxm-fp8-kvfp8-b256-t8192: 4 x h200_sxm
 # aiconfig: role=decode replicas=1 gpu=h200_sxm model=qwen3-32b weights=fp8 kv=fp8 version=0.32.0
-# vLLM brings no router for prefill and decode workers: use the Dynamo or llm-d files, or one of your own.
 set -euo pipefail
 # Where other workers fetch KV: an address that they reach, and a port of its own for each worker of a host.
 export VLLM_NIXL_SIDE_CHANNEL_HOST="${NIXL_HOST:-127.0.0.1}"

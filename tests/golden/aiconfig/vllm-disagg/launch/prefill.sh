@@ -2,7 +2,6 @@
 # vLLM 0.32.0, prefill worker of vllm-disagg-P2xtp2-h200_sxm-fp8-kvfp8-b64-t8192+D1xtp4-h200_sxm-fp8-kvfp8-b256-t8192: 2 x h200_sxm
 # aiconfig: role=prefill replicas=2 gpu=h200_sxm model=qwen3-32b weights=fp8 kv=fp8 version=0.32.0
 # Start 2 of these, each with GPUs of its own (CUDA_VISIBLE_DEVICES) and a PORT of its own on a shared host.
-# vLLM brings no router for prefill and decode workers: use the Dynamo or llm-d files, or one of your own.
 set -euo pipefail
 # Where other workers fetch KV: an address that they reach, and a port of its own for each worker of a host.
 export VLLM_NIXL_SIDE_CHANNEL_HOST="${NIXL_HOST:-127.0.0.1}"
