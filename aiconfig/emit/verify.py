@@ -45,20 +45,24 @@ def verify_files(plan: Plan) -> dict[str, str]:
 
 
 def predicted_rows(plan: Plan) -> list[dict[str, str | float]]:
-    """What is compared: the name for people, the key in the client's file, the predicted value and its band."""
+    """What is compared: the name for people, the key in the client's file, the predicted value, its band, and what
+    measurements have beside it."""
     estimate = plan.estimate
     if estimate is None:
         raise ConfigError("verify.py compares with a prediction, and none was given")
     rows = [_row("requests/s", "request_throughput", estimate.requests_per_s, NO_BAND)]
     rows.append(_row("output tokens/s", "output_throughput", estimate.output_tokens_per_s, NO_BAND))
     for metric, statistics in SHOWN:
-        allowed = _allowed(estimate.bands.get(metric))
+        band = estimate.bands.get(metric)
+        allowed, outside_s = _allowed(band), band.outside_s if band is not None else 0.0
         told = _client(plan).e2e if metric == "e2e" else metric
         for statistic in statistics:
             value = estimate.value(metric, statistic)
             if value is not None:
                 name = "median" if statistic == "p50" else statistic
-                rows.append(_row(f"{metric} {statistic} in ms", f"{name}_{told}_ms", 1e3 * value, allowed))
+                rows.append(
+                    _row(f"{metric} {statistic} in ms", f"{name}_{told}_ms", 1e3 * value, allowed, 1e3 * outside_s)
+                )
     return rows
 
 
@@ -73,5 +77,5 @@ def _allowed(band: Band | None) -> float:
     return band.wide if band.wide is not None else max(NO_BAND, band.typical)
 
 
-def _row(name: str, key: str, value: float, band: float) -> dict[str, str | float]:
-    return {"name": name, "key": key, "value": float(f"{value:.6g}"), "band": band}
+def _row(name: str, key: str, value: float, band: float, outside: float = 0.0) -> dict[str, str | float]:
+    return {"name": name, "key": key, "value": float(f"{value:.6g}"), "band": band, "outside": float(f"{outside:.3g}")}

@@ -22,6 +22,7 @@ from emit_builders import agg, plan, predicted, wide
 from aiconfig.emit.bench import requests, words
 from aiconfig.emit.files import emit, write
 from aiconfig.emit.verify import NO_BAND, predicted_rows
+from aiconfig.emit.verify_deployment import compare
 from aiconfig.emit.verify_deployment import told as told_of
 from aiconfig.estimate import Band, Load
 from aiconfig.workload import Workload
@@ -181,3 +182,11 @@ def test_the_program_is_the_same_for_every_deployment_and_only_the_prediction_di
 def test_of_several_runs_in_the_clients_file_the_last_counts() -> None:
     assert told_of('{"a": 1}\n{"a": 2}\n') == {"a": 2}
     assert told_of('{\n "a": 1\n}') == {"a": 1}
+
+
+def test_a_measured_ttft_may_have_the_path_outside_the_engine_in_it(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"name": "ttft mean in ms", "key": "mean_ttft_ms", "value": 100.0, "band": 0.2, "outside": 50.0}
+    predicted = {"requests": 10, "figures": [row]}
+    codes = {ms: compare(predicted, {"completed": 10, "mean_ttft_ms": ms}) for ms in (83.0, 84.0, 187.0, 188.0)}
+    assert codes == {83.0: 3, 84.0: 0, 187.0: 0, 188.0: 3}  # 100 / 1.2 = 83.3 ms, (100 + 50) / 0.8 = 187.5 ms
+    assert "outside" in capsys.readouterr().out
