@@ -21,9 +21,10 @@ from twin.mocker.demand import Demand, Row
 from twin.mocker.links import Network
 from twin.mocker.sinks import MemorySinks
 from twin.mocker.tierplan import TierPlan
-from twin.mocker.world import PROMPT, MockWorld, Observation, OpenRequest, WorkerSpec
+from twin.mocker.world import PROMPT, MockWorld, Observation, OpenRequest
 from twin.perf.links import Link
 from twin.perf.protocol import LatencyModel
+from twin.worker_spec import WorkerSpec
 
 KEY_TOKENS = 6
 """Tokens of a hash id in generated traces."""

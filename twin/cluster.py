@@ -15,7 +15,6 @@ from twin.config import DISK_GB_PER_S, OBJECT_STORE_GB_PER_S, WARMUP_S, Config, 
 from twin.config_lists import accept_rates, graph_sizes
 from twin.engine.settings import EngineSettings, HostTierSettings, Layers, SglangSettings, Speculation
 from twin.link_use import path_of
-from twin.mocker.world import WorkerSpec
 from twin.perf.adapters import Adapters
 from twin.perf.build import build_latency
 from twin.perf.cargo import WEIGHTS
@@ -27,6 +26,7 @@ from twin.perf.layout import Layout
 from twin.perf.memory import Placement, kv_pool_tokens
 from twin.perf.models import find_model
 from twin.perf.protocol import LatencyModel
+from twin.worker_spec import WorkerSpec
 
 PEER = "dynamo-1.6.1"
 PHYSICAL = ("roofline", "silicon")

@@ -18,14 +18,11 @@ from policies.cluster.controller import Controller, JournalSink, Policy
 from policies.cluster.events import Event
 from policies.cluster.invariants import Invariants
 from policies.errors import ConfigError
-from policies.resilience.backoff import Backoff
-from policies.resilience.breaker import Breaker, BreakerSettings
 from policies.resilience.drain import DrainRules
-from policies.resilience.health import Canaries, CanarySettings
-from policies.resilience.migration import Migration, MigrationSettings
 from policies.router.build import MODES
 from reports.report import Report
-from twin.config import BusyConfig, Config, ResilienceConfig, keys_of
+from twin.config import BusyConfig, Config, keys_of
+from twin.deciding import guards, migration
 from twin.mocker.faults.messages import KV_EVENTS
 from twin.mocker.faults.script import Faults
 from twin.mocker.faults.stage import Detection
@@ -49,26 +46,6 @@ class Watched:
             self._journal.note(event, actions)
 
 
-def guards(table: ResilienceConfig) -> tuple[Canaries | Breaker, ...]:
-    """The policies that fence workers, as they are configured."""
-    found: list[Canaries | Breaker] = []
-    if table.canary_idle_s:
-        found.append(Canaries(CanarySettings(idle_s=table.canary_idle_s, timeout_s=table.canary_timeout_s)))
-    if table.breaker_failures:
-        found.append(
-            Breaker(
-                BreakerSettings(
-                    failures=table.breaker_failures,
-                    share=table.breaker_share,
-                    requests=table.breaker_requests,
-                    window_s=table.breaker_window_s,
-                    open_s=table.breaker_open_s,
-                )
-            )
-        )
-    return tuple(found)
-
-
 class Drill:
     """One scenario for one run: `controller`, then `start`, and `finish` when the report is there."""
 
@@ -80,14 +57,7 @@ class Drill:
         self._config = config
         self._watched: Watched | None = None
         self._faults: Faults | None = None
-        self._migration = Migration(
-            MigrationSettings(
-                limit=config.resilience.migration_limit,
-                max_seq_len=config.resilience.migration_max_seq_len,
-                backoff=Backoff(seed=config.seed) if config.resilience.retry_backoff else None,
-            )
-        )
-
+        self._migration = migration(config)
         self._guards = guards(config.resilience)
         self.arrives_s = surges(self.scenario)
         if self.arrives_s is not None and config.trace.arrivals == "closed":

@@ -8,13 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from policies.cluster.controller import Policy
 from policies.errors import CapabilityError, ConfigError
-from policies.router.base import Router
-from policies.router.build import Maker, build
-from policies.router.disaggregation import Disaggregated, DisaggregationSettings, leg_settings
-from policies.router.queued import Queued
-from policies.router.settings import RouterSettings
 from twin.cluster import PEER, Group
 from twin.config import Config
 from twin.mocker.clock import Clock
@@ -151,24 +145,6 @@ def _bytes_per_token(config: Config, group: Group) -> int:
     cache = kv_cache(find_model(group.config.model), group.config.kv)
     layout = plan_layout(cache, group.config.tp, group.config.tp)
     return -(-layout.wire_bytes(1_000_000) // 1_000_000)
-
-
-def build_legs(config: Config, settings: RouterSettings, plugins: dict[str, Maker]) -> Policy:
-    """The policy that places both legs, each with a mode of its own."""
-    table = config.disaggregation
-    prefill, decode = (build(leg, plugins) for leg in leg_settings(settings))
-    if not (isinstance(prefill, Router | Queued) and isinstance(decode, Router)):
-        raise CapabilityError(f"router.mode = {settings.mode}: it cannot place legs, only a mode that is a Router can")
-    return Disaggregated(
-        prefill,
-        decode,
-        DisaggregationSettings(
-            order="decode_first" if config.is_destination_first else "prefill_first",
-            conditional=table.conditional.replace("-", "_"),  # type: ignore[arg-type]
-            busy_tokens=table.prefill_busy_tokens,
-            decode_busy_share=table.decode_busy_share,
-        ),
-    )
 
 
 def lease_warnings(config: Config, groups: Sequence[Group], handoffs: Handoffs) -> list[str]:

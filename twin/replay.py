@@ -18,10 +18,8 @@ import xxhash
 
 from policies.cluster.controller import Controller, Policy
 from policies.cluster.ids import RequestId, WorkerId
-from policies.errors import CapabilityError, ConfigError
+from policies.errors import ConfigError
 from policies.frozen import frozen
-from policies.router.build import Maker
-from policies.router.build import build as build_router
 from reports.build import build_report
 from reports.files import held_back
 from reports.record import OWN_FILES, RunWriter, finish_run
@@ -35,18 +33,17 @@ from twin.calibrated import refuse_beyond, warnings_beyond
 from twin.cluster import Group, build_groups
 from twin.config import Config, TraceConfig
 from twin.config_text import to_plain, to_toml
+from twin.deciding import build_policy
 from twin.describe import describe_run, starts_meta
 from twin.errors import Stopped
 from twin.link_use import uses_links
 from twin.mocker.clock import Clock
 from twin.mocker.demand import Demand
 from twin.mocker.world import MockWorld, Observation
-from twin.routing import kinds_of_faults, router_settings
 
 if TYPE_CHECKING:
     from policies.cluster.journal import Journal
     from policies.cluster.plain import JsonValue
-    from policies.router.settings import RouterSettings
     from twin.drill import Drill
     from twin.hindsight import Hindsight
     from twin.ideal import IdealCache
@@ -316,55 +313,6 @@ def read_options(trace: TraceConfig) -> ReadOptions:
     )
 
 
-def build_policy(config: Config, block_size: int, *, explain: bool = False) -> Policy:
-    """The routing policy of the configuration, from a plug-in where no mode of ours has that name."""
-    settings = router_settings(config, block_size, explain=explain)
-    if config.replicas.count > 1:
-        return _fleet(config, settings)
-    return _one_router(config, settings)
-
-
-def _one_router(config: Config, settings: RouterSettings) -> Policy:
-    """One router of the run, which may be restarted where its scenario does that."""
-    if kinds_of_faults(config) & {"router_restart", "index_restart"}:
-        from policies.router.restart import Restartable
-
-        return Restartable(lambda: _plain_router(config, settings))
-    return _plain_router(config, settings)
-
-
-def _plain_router(config: Config, settings: RouterSettings) -> Policy:
-    if config.is_disaggregated:
-        from twin.legs import build_legs
-
-        return build_legs(config, settings, _plugins(settings.mode))
-    return build_router(settings, _plugins(settings.mode))
-
-
-def _fleet(config: Config, settings: RouterSettings) -> Policy:
-    """Several routers of one mode, each with its own books."""
-    from policies.router.fleet import Fleet, ReplicaSettings
-
-    table = config.replicas
-    routers = [_one_router(config, settings) for _ in range(table.count)]
-    if not all(hasattr(router, "peer_sent") for router in routers):
-        raise CapabilityError(
-            f"replicas.count = {table.count}: router.mode = {settings.mode}: it cannot have replicas, "
-            "only a mode that is a Router can"
-        )
-    return Fleet(
-        routers,  # type: ignore[arg-type]  # each has what a peer needs
-        ReplicaSettings(
-            count=table.count,
-            spread=table.spread,  # type: ignore[arg-type]
-            seed=config.seed,
-            sync=table.syncs,
-            batch_s=table.sync_batch_s,
-            kv_lag_s=table.kv_event_lag_s,
-        ),
-    )
-
-
 def _sync(config: Config) -> SyncPlan | None:
     """How the routers of the run tell each other of their bookings."""
     table = config.replicas
@@ -380,16 +328,6 @@ def _sync(config: Config) -> SyncPlan | None:
         loss=table.sync_loss,
         seed=config.seed,
     )
-
-
-def _plugins(mode: str) -> dict[str, Maker]:
-    from policies.router.build import MODES
-
-    if mode in MODES:
-        return {}
-    from twin import plugins
-
-    return {name: plugins.load("dynatwin.routers", name) for name in plugins.names("dynatwin.routers") if name == mode}
 
 
 def run_name(config: Config) -> str:

@@ -23,8 +23,8 @@ from twin.cluster import Group, block_bytes_of
 from twin.config import DISK_GB_PER_S, SHARED_DISK_GB_PER_S, KvbmConfig
 from twin.mocker.tierloads import DEADLINE_S
 from twin.mocker.tierplan import Lanes, LevelPlan, PeerPlan, TierPlan, joined
-from twin.mocker.world import WorkerSpec
 from twin.perf.links import FAIR, FIFO, RX, TX, Link
+from twin.worker_spec import WorkerSpec
 
 GB = 1e9
 CPU, DISK, REMOTE, PEER = "kvbm-cpu", "kvbm-disk", "kvbm-remote", "kvbm-peer"

@@ -18,11 +18,11 @@ from twin.config import LINK_KINDS, Config, LinkConfig
 from twin.link_use import used_paths
 from twin.mocker.links import Way
 from twin.mocker.starts import WeightLoad
-from twin.mocker.world import WorkerSpec
 from twin.perf.cargo import HOST, KV, STORE, WEIGHTS
 from twin.perf.coldstart import LinkedStart
 from twin.perf.hardware import Gpu
 from twin.perf.links import RX, TX, Link
+from twin.worker_spec import WorkerSpec
 
 GB = 1e9
 

@@ -10,8 +10,8 @@ from conftest import Twin
 
 from policies.cluster.journal import replay
 from twin.config_read import load
+from twin.deciding import build_policy
 from twin.drill import Drill
-from twin.replay import build_policy
 
 ROOT = Path(__file__).resolve().parents[2]
 TRACE = ROOT / "traces" / "azure.parquet"

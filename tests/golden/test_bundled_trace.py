@@ -26,8 +26,9 @@ from reports.record import RunWriter
 from traces.load import open_trace
 from twin.cluster import build_groups
 from twin.config_read import load
+from twin.deciding import build_policy
 from twin.mocker.world import MockWorld
-from twin.replay import build_policy, demand_of, read_options
+from twin.replay import demand_of, read_options
 
 AZURE = Path(__file__).parents[2] / "traces" / "azure.parquet"
 PRESSURE = ("workers.engine.kv_blocks=1200", "workers.count=2")

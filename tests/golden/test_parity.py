@@ -20,9 +20,10 @@ from traces.load import open_trace
 from twin.cluster import build_groups
 from twin.config import Config
 from twin.config_read import load
+from twin.deciding import build_policy
 from twin.mocker.sinks import MemorySinks
 from twin.mocker.world import MockWorld, OpenRequest
-from twin.replay import build_policy, demand_of, read_options
+from twin.replay import demand_of, read_options
 
 pytestmark = pytest.mark.shared
 

@@ -18,12 +18,13 @@ from traces.load import open_trace
 from twin.cluster import build_groups
 from twin.config import Config
 from twin.config_read import load
+from twin.deciding import build_policy
 from twin.legs import handoff_plan, priced_for_legs
 from twin.mocker.handoff import Handoff
 from twin.mocker.requests import OpenRequest
 from twin.mocker.sinks import MemorySinks
 from twin.mocker.world import MockWorld
-from twin.replay import build_policy, demand_of, read_options
+from twin.replay import demand_of, read_options
 
 pytestmark = pytest.mark.shared
 

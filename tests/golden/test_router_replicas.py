@@ -16,7 +16,7 @@ from toy import Run, run
 
 from policies.cluster.journal import replay as replay_journal
 from twin.config_read import load
-from twin.replay import build_policy
+from twin.deciding import build_policy
 
 W1, W2 = 0, 1
 

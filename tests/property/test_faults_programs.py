@@ -43,12 +43,13 @@ from twin.mocker.links import Network
 from twin.mocker.sinks import MemorySinks
 from twin.mocker.tierplan import TierPlan
 from twin.mocker.worker import MockWorker
-from twin.mocker.world import MockWorld, Observation, WorkerSpec
+from twin.mocker.world import MockWorld, Observation
 from twin.perf.fixed import FixedLatency
 from twin.perf.links import Link
 from twin.perf.polynomial import PolynomialLatency
 from twin.perf.protocol import LatencyModel
 from twin.perf.slowed import Slowed
+from twin.worker_spec import WorkerSpec
 
 EXAMPLES = examples(300)
 FIXED = FixedLatency(prefill_s=0.005, prefill_s_per_token=0.001, decode_s=0.01)

@@ -37,11 +37,12 @@ from twin.mocker.requests import OpenRequest
 from twin.mocker.routersync import SyncPlan
 from twin.mocker.sinks import MemorySinks
 from twin.mocker.tierplan import TierPlan
-from twin.mocker.world import MockWorld, WorkerSpec
+from twin.mocker.world import MockWorld
 from twin.perf.fixed import FixedLatency
 from twin.perf.links import Link
 from twin.perf.protocol import LatencyModel
 from twin.routing import router_settings
+from twin.worker_spec import WorkerSpec
 
 LATENCY = FixedLatency(prefill_s=0.005, prefill_s_per_token=0.001, decode_s=0.01)
 

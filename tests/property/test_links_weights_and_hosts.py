@@ -27,8 +27,9 @@ from twin.mocker.demand import Row
 from twin.mocker.links import Link, Network, Way
 from twin.mocker.sinks import MemorySinks
 from twin.mocker.starts import Starts, WeightLoad
-from twin.mocker.world import MockWorld, WorkerSpec
+from twin.mocker.world import MockWorld
 from twin.perf.fixed import FixedLatency
+from twin.worker_spec import WorkerSpec
 
 MS = Fraction(1, 1000)
 LATENCY = FixedLatency(prefill_s=0.005, prefill_s_per_token=0.001, decode_s=0.01)

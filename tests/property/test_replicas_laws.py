@@ -19,8 +19,9 @@ from policies.router.fleet import Fleet, ReplicaSettings
 from policies.router.kv import Kv
 from twin.mocker.routersync import SyncPlan
 from twin.mocker.sinks import MemorySinks
-from twin.mocker.world import MockWorld, WorkerSpec
+from twin.mocker.world import MockWorld
 from twin.perf.fixed import FixedLatency
+from twin.worker_spec import WorkerSpec
 
 
 class Watch:

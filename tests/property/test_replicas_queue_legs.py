@@ -29,8 +29,9 @@ from policies.router.replicas import Peered
 from twin.mocker.demand import Row
 from twin.mocker.routersync import SyncPlan
 from twin.mocker.sinks import MemorySinks
-from twin.mocker.world import MockWorld, WorkerSpec
+from twin.mocker.world import MockWorld
 from twin.perf.fixed import FixedLatency
+from twin.worker_spec import WorkerSpec
 
 LIMIT_TOKENS = QUEUE.prefill_busy_tokens or 0
 

@@ -14,7 +14,7 @@ from policies.kvbm.consolidate import DEDUPE, Change, Residency
 
 if TYPE_CHECKING:
     from twin.engine.protocol import Pool
-    from twin.mocker.world import WorkerSpec
+    from twin.worker_spec import WorkerSpec
 
 
 class Accounts:

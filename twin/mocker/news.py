@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from policies.cluster.actions import RequestIndexDump, RequestIndexReplay
     from policies.kvbm.consolidate import Change
     from twin.mocker.churn import Upset
-    from twin.mocker.world import MockWorld, Observation, WorkerSpec
+    from twin.mocker.world import MockWorld, Observation
+    from twin.worker_spec import WorkerSpec
 
 _LATE = int(Order.LATE)
 

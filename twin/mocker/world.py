@@ -47,7 +47,7 @@ from policies.cluster.events import (
     WorkerUnfenced,
     WorkerUp,
 )
-from policies.cluster.ids import Leg, RequestId, Role, WorkerId
+from policies.cluster.ids import Leg, RequestId, WorkerId
 from policies.errors import CapabilityError, ConfigError, EngineError, InvariantError
 from policies.frozen import frozen
 from policies.router.base import ALL_FENCED, NO_ENDPOINTS
@@ -55,7 +55,6 @@ from twin.engine.build import build_engine
 from twin.engine.plan import Outcome
 from twin.engine.sequence import Phase
 from twin.engine.sequence import Sequence as EngineSequence
-from twin.engine.settings import EngineSettings
 from twin.engine.ticks import instant, not_before
 from twin.mocker.churn import Churn
 from twin.mocker.clock import Clock, Order
@@ -64,11 +63,11 @@ from twin.mocker.news import News
 from twin.mocker.partitions import Partitions, Reached
 from twin.mocker.requests import OpenRequest
 from twin.mocker.sinks import Cells, Sinks
-from twin.mocker.starts import Starts, WeightLoad
+from twin.mocker.starts import Starts
 from twin.mocker.wires import FRONTEND, Wires
 from twin.mocker.worker import MockWorker
 from twin.perf.cargo import TIER_FETCHES, TIER_STORES, WEIGHTS
-from twin.perf.protocol import LatencyModel
+from twin.worker_spec import WorkerSpec
 
 if TYPE_CHECKING:
     from twin.engine.protocol import Engine
@@ -77,36 +76,9 @@ if TYPE_CHECKING:
     from twin.mocker.hostlanes import HostLane
     from twin.mocker.links import Network
     from twin.mocker.routersync import RouterSync, SyncPlan
-    from twin.mocker.tierplan import TierPlan
     from twin.mocker.tiers import Tiers
 
 _FIRST, _ARRIVAL, _TIMER, _READY = map(int, (Order.FAULT, Order.ARRIVAL, Order.TIMER, Order.WORKER_READY))
-
-
-@frozen
-class WorkerSpec:
-    """One worker to simulate: who it is and what engine it runs. `ready_s` is when it registers; `startup_s` is
-    how long it takes to come back, where `weights` does not say that they come over links of the run. `host_lanes`: by
-    rank, the lanes that loads from host memory cross (None: they have one of their own); `store_lanes`: those that KV
-    from tiers crosses which all workers share, beside the tier's own. `tiers`: what a block manager keeps below its
-    device. `loras`: the adapters that it serves (None: any). `taints` and `on_cpu` are what routers are
-    told of it."""
-
-    worker_id: WorkerId
-    name: str
-    settings: EngineSettings
-    latency: LatencyModel
-    role: Role = Role.MIXED
-    gpus: int = 1
-    ready_s: float = 0.0
-    startup_s: float = 0.0
-    weights: WeightLoad | None = None
-    host_lanes: tuple[tuple[str, ...], ...] | None = None
-    store_lanes: tuple[tuple[str, ...], ...] | None = None
-    tiers: TierPlan | None = None
-    loras: tuple[str, ...] | None = None
-    taints: tuple[str, ...] = ()
-    on_cpu: bool = False
 
 
 @frozen

@@ -24,13 +24,14 @@ from policies.cluster.ids import RequestId, WorkerId
 from policies.cluster.journal import Header, Journal
 from policies.resilience.migration import Migration, MigrationSettings
 from twin.config_read import load
+from twin.deciding import build_policy
 from twin.engine.ticks import instant
 from twin.mocker.clock import Order as Fault
 from twin.mocker.demand import Row
 from twin.mocker.sinks import MemorySinks
-from twin.mocker.world import MockWorld, WorkerSpec
+from twin.mocker.world import MockWorld
 from twin.perf.polynomial import PolynomialLatency
-from twin.replay import build_policy
+from twin.worker_spec import WorkerSpec
 
 HEADER = Header(versions={}, config={}, seed=0, policies=())
 ROUTERS = {

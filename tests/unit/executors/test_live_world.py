@@ -14,7 +14,7 @@ from policies.cluster.ids import LossCause, RequestId, Role, WorkerId
 from policies.errors import ConfigError, EngineError
 from policies.resilience.migration import Migration, MigrationSettings
 from twin.config import Config
-from twin.legs import build_legs
+from twin.deciding import build_legs
 from twin.routing import router_settings
 
 

@@ -34,11 +34,12 @@ from twin.mocker.churn import Churn
 from twin.mocker.clock import Order
 from twin.mocker.demand import Row
 from twin.mocker.sinks import MemorySinks
-from twin.mocker.world import MockWorld, Observation, WorkerSpec
+from twin.mocker.world import MockWorld, Observation
 from twin.perf.fixed import FixedLatency
 from twin.perf.polynomial import PolynomialLatency
 from twin.perf.protocol import LatencyModel
 from twin.perf.slowed import Slowed
+from twin.worker_spec import WorkerSpec
 
 TOY = FixedLatency(prefill_s=0.0, prefill_s_per_token=0.001, decode_s=0.01)
 W0, W1 = WorkerId(0), WorkerId(1)

@@ -22,8 +22,9 @@ from policies.router.overload import BusySettings
 from policies.router.queue import QueueClass, QueueSettings
 from reports.tables import report_text
 from twin.config_read import load
+from twin.deciding import build_policy
 from twin.perf.fixed import FixedLatency
-from twin.replay import build_policy, replay
+from twin.replay import replay
 
 LATENCY = FixedLatency(prefill_s=0.0, prefill_s_per_token=0.001, decode_s=0.010)
 TOY = engine_settings(chunked_prefill=False, exclusive_prefill=True)

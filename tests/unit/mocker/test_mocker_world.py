@@ -24,8 +24,9 @@ from policies.errors import CapabilityError, EngineError, InvariantError
 from twin.mocker.clock import Clock, Order
 from twin.mocker.demand import Demand
 from twin.mocker.sinks import MemorySinks
-from twin.mocker.world import MockWorld, Observation, WorkerSpec
+from twin.mocker.world import MockWorld, Observation
 from twin.perf.fixed import FixedLatency
+from twin.worker_spec import WorkerSpec
 
 TOY = FixedLatency(prefill_s=0.0, prefill_s_per_token=0.001, decode_s=0.01)
 

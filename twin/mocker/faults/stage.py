@@ -23,7 +23,8 @@ from twin.scenario.model import ANY, Fault, Occurrence, Scenario
 
 if TYPE_CHECKING:
     from twin.mocker.links import Network
-    from twin.mocker.world import MockWorld, WorkerSpec
+    from twin.mocker.world import MockWorld
+    from twin.worker_spec import WorkerSpec
 
 _FAULT, _TRANSFER_DONE = int(Order.FAULT), int(Order.TRANSFER_DONE)
 
