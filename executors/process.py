@@ -117,7 +117,8 @@ class EngineProcess:
         """
         looking = asyncio.ensure_future(_look(check))
         try:
-            await asyncio.wait({looking, self._ended}, timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
+            both: set[asyncio.Future[None] | asyncio.Future[Ended]] = {looking, self._ended}
+            await asyncio.wait(both, timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
             if self._ended.done():
                 how = _status(self._ended.result().code)
                 raise EngineError(f"{self.name} ended with {how} before it was ready; {self.tail()}")
