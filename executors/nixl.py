@@ -2,6 +2,7 @@
 
 NIXL runs in a helper process, in the environment that has it; this process imports nothing of it. The pool is shared
 memory, so no byte goes over the socket. When the helper is gone, nothing moves any more and every transfer has failed.
+NIXL 1.5.1 calls the read of an object done that is shorter than what was asked for: readers check what came.
 
 Metadata of an agent is the right to read and write its whole pool: hand a card only to who may do that.
 """

@@ -37,6 +37,11 @@ class Sealer:
         slot[: self.block_bytes] = payload
         slot[self.block_bytes :] = self._seal(block, payload)
 
+    def blank(self, slot: memoryview) -> None:
+        """Make sure that the slot holds no block, before one is read into it: a mover may say "done" of a read that
+        brought nothing, and what was there before must not be taken for it."""
+        slot[self.block_bytes :] = bytes(SEAL_BYTES)
+
     def read(self, slot: memoryview, block: BlockHash) -> bytes | None:
         """The bytes of that block; None where the slot holds anything else."""
         payload = bytes(slot[: self.block_bytes])

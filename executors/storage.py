@@ -215,6 +215,7 @@ class BlockStore:
             target = self._host_place()
             if target is None:
                 return Miss.NO_ROOM
+            self._sealer.blank(self._pool.view(target.number))
             end = await self._moved(Op.READ, block, target, tier, source)
             if isinstance(end, TransferDone) and self._is(block, target):
                 if block in self._copies[HOST]:

@@ -10,8 +10,8 @@ from executors.transfers import FileMove, Moves, ObjectMove, Op, Transfer
 
 
 class NaiveMover:
-    """`mood` is what becomes of the next transfers: "ok", "fail", "torn" (half of it moves, and nobody says so), or
-    "hang": it ends when `release` is called, and then in the mood of that time."""
+    """`mood` is what becomes of the next transfers: "ok", "fail", "torn" or "nothing" (half or none of it moves, and
+    nobody says so), or "hang": it ends when `release` is called, and then in the mood of that time."""
 
     def __init__(self, pool: HostPool) -> None:
         self.pool = pool
@@ -51,7 +51,7 @@ class NaiveMover:
             transfer.fail("as told")
             return
         for one in moves:
-            nbytes = one.nbytes // 2 if self.mood == "torn" else one.nbytes
+            nbytes = {"torn": one.nbytes // 2, "nothing": 0}.get(self.mood, one.nbytes)
             memory = self.pool.span(one.at, nbytes)
             match one:
                 case FileMove():

@@ -27,7 +27,7 @@ STEP = st.one_of(
     st.tuples(st.just("evict"), BLOCKS, TIERS),
     st.tuples(st.just("erase"), BLOCKS),
     st.tuples(st.just("find"), BLOCKS),
-    st.tuples(st.just("mood"), st.sampled_from(["ok", "ok", "fail", "torn", "hang"])),
+    st.tuples(st.just("mood"), st.sampled_from(["ok", "ok", "fail", "torn", "nothing", "hang"])),
     st.tuples(st.just("release")),
     st.tuples(st.just("damage"), st.integers(0, 10_000)),
 )

@@ -143,6 +143,18 @@ def test_a_torn_write_is_told_when_it_is_read() -> None:
     run(play)
 
 
+def test_a_read_that_brought_nothing_is_not_taken_for_what_was_there_before() -> None:
+    async def play(scene: Scene, store: BlockStore) -> None:
+        await scene.put_below(A, OBJECTS)
+        for there in scene.mover.objects.values():
+            there[:] = bytes(len(there))
+        scene.mover.mood = "nothing"
+        assert await store.get(A, LIMIT_S) is None
+        assert store.misses == {Miss.DAMAGED: 1}
+
+    run(play)
+
+
 def test_a_late_read_is_no_answer_now_and_a_copy_later() -> None:
     async def play(scene: Scene, store: BlockStore) -> None:
         await scene.put_below(A, DISK)
