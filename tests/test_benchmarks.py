@@ -36,3 +36,8 @@ def test_a_decision_of_each_mode_is_measured(root: Path) -> None:
     told = _printed(root, "router_kv.py", "--requests", "50", "--workers", "4", "--blocks", "2000", "--runs", "1")
     first_words = {line.split()[0] for line in told.splitlines()}
     assert first_words >= {"round-robin", "random", "least-loaded", "power-of-two", "kv"}
+
+
+def test_moves_of_kv_are_measured(root: Path) -> None:
+    told = _printed(root, "kv_moves.py", "--blocks", "2", "--mib", "0.01", "--repeats", "1")
+    assert told.split()[0] == "plain"

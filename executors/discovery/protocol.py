@@ -29,7 +29,7 @@ class Joined:
 
 @frozen
 class Changed:
-    """The same life of a worker says something else of itself."""
+    """The same life of a worker, at the same address, says something else of itself."""
 
     before: WorkerRecord
     record: WorkerRecord
@@ -37,7 +37,7 @@ class Changed:
 
 @frozen
 class Left:
-    """A worker is gone: deregistered or its lease is over (`gone`), or a newer one has its name or address."""
+    """A worker is gone: deregistered or its lease is over (`gone`), or its name or address is another worker's now."""
 
     record: WorkerRecord
     why: Literal["gone", "replaced"]
@@ -66,7 +66,7 @@ def differences(before: Mapping[str, WorkerRecord], now: Mapping[str, WorkerReco
     addresses = {record.url for record in now.values()}
     for name in sorted(before.keys() | now.keys()):
         old, new = before.get(name), now.get(name)
-        if old is not None and (new is None or new.incarnation != old.incarnation):
+        if old is not None and (new is None or (new.incarnation, new.url) != (old.incarnation, old.url)):
             left.append(Left(record=old, why="gone" if new is None and old.url not in addresses else "replaced"))
             old = None
         if new is not None and old is None:

@@ -260,6 +260,23 @@ class TestEtcd(LeaseContract):
         if shutil.which("etcd") is None:
             pytest.skip("SKIP discovery over etcd: no etcd on PATH; install with apt-get install -y etcd-server")
 
+    def test_another_server_is_asked_where_one_does_not_answer(self, tmp_path: Path) -> None:
+        async def play(bench: Bench, watch: Watch) -> None:
+            assert isinstance(bench, EtcdBench)
+            store = open_discovery(bench.place.replace("//", f"//{LOOPBACK}:1,"))
+            entry = await store.register(record("a"))
+            assert await anext(watch) == Joined(record=record("a"))
+            other = store.watch()
+            await other.listed()
+            assert set(other.workers) == {"a"}
+            await entry.deregister()
+            assert await anext(other) == Joined(record=record("a"))
+            assert await anext(other) == Left(record=record("a"), why="gone")
+            await other.close()
+            await store.close()
+
+        self.play(tmp_path, play)
+
     async def bench(self, folder: Path) -> AsyncIterator[Bench]:
         bench = EtcdBench(folder)
         await bench.start()
