@@ -90,19 +90,22 @@ class PortAllocator:
         yield from range(self._lowest, min(self._next, last + 1))
 
     def _lock_asked_for(self, worker: str, need: PortNeed, port: int, locks: list[int]) -> None:
-        why = self._lock(port, locks)
+        why = self._lock(port, locks, reuse=True)
         if why is not None:
             raise ConfigError(
                 f"worker {worker}: port {port} for {need.name} on {self._host} is not free ({why}); "
                 "choose another one, or leave it out"
             )
 
-    def _lock(self, port: int, locks: list[int]) -> str | None:
-        """Keep `port` from other allocators, if nobody has it: None, and its lock is in `locks`; else who has it."""
+    def _lock(self, port: int, locks: list[int], *, reuse: bool = False) -> str | None:
+        """Keep `port` from other allocators, if nobody has it: None, and its lock is in `locks`; else who has it.
+
+        `reuse`: connections that ended a minute ago are no owner. Servers see it so, but not all that engines bind.
+        """
         lock = os.open(_lock_folder() / str(port), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _try(self._host, port)
+            _try(self._host, port, reuse)
         except BlockingIOError:
             os.close(lock)
             return "another worker of ours has it"
@@ -113,10 +116,10 @@ class PortAllocator:
         return None
 
 
-def _try(host: str, port: int) -> None:
+def _try(host: str, port: int, reuse: bool) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: a closed connection is no owner
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
         probe.bind((host, port))
         probe.listen(1)
 

@@ -66,12 +66,16 @@ class EtcdClient:
         await self._call("/v3/kv/put", _put(key, value, lease), missing_ok=False)
 
     async def create(self, key: str, value: bytes, lease: str) -> bool:
-        """Put, unless the key is there; whether it was put."""
+        """Put, unless another lease has the key; whether it is there now under this one. (A call whose answer was lost
+        is made again at the next server, and finds its own entry.)"""
         body = {
             "compare": [{"key": _coded(key), "target": "CREATE", "create_revision": "0"}],
             "success": [{"request_put": _put(key, value, lease)}],
         }
-        return bool((await self._call("/v3/kv/txn", body)).get("succeeded"))
+        if (await self._call("/v3/kv/txn", body)).get("succeeded"):
+            return True
+        there = await self._call("/v3/kv/range", {"key": _coded(key)})
+        return [kv.get("lease") for kv in there.get("kvs", [])] == [lease]
 
     async def entries(self, prefix: str) -> tuple[list[KeyValue], int]:
         """All entries below a prefix, and the revision as of which."""
@@ -106,7 +110,7 @@ class EtcdClient:
                     if reading is not None:
                         reading.cancel()
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            raise StoreError(f"etcd at {self._servers[0]}: {error or type(error).__name__}") from error
+            raise StoreError(f"etcd at {self._servers[0]}: {_said(error)}") from error
 
     async def _call(self, path: str, body: Mapping[str, object], *, missing_ok: bool = False) -> dict[str, Any]:
         aiohttp = self._aiohttp
@@ -120,7 +124,7 @@ class EtcdClient:
                         return answer
                     trouble.append(f"{server}: {response.status} {answer.get('message') or answer.get('error')}")
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-                trouble.append(f"{server}: {error or type(error).__name__}")
+                trouble.append(f"{server}: {_said(error)}")
             self._servers.append(self._servers.pop(0))
         raise StoreError(f"etcd {path}: {'; '.join(trouble)}")
 
@@ -128,6 +132,10 @@ class EtcdClient:
         if self._session is None:
             self._session = self._aiohttp.ClientSession()
         return self._session
+
+
+def _said(error: Exception) -> str:
+    return "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
 
 
 def _coded(text: str | bytes) -> str:

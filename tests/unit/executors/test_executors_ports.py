@@ -63,7 +63,7 @@ def test_a_taken_port_fails_by_name_and_nothing_is_kept(allocator: PortAllocator
 
 
 def test_a_row_of_ports_goes_around_one_that_is_taken() -> None:
-    finder = PortAllocator(lowest=14_000, highest=19_999)  # where no other test looks
+    finder = PortAllocator(lowest=14_000, highest=16_999)  # where no other test looks
     first = finder.take("row", [PortNeed(name="row", span=6)])["row"]
     finder.close()
     narrow = PortAllocator(lowest=first, highest=first + 5)
@@ -75,6 +75,25 @@ def test_a_row_of_ports_goes_around_one_that_is_taken() -> None:
             narrow.take("b", [PortNeed(name="ranks", span=3)])
         assert narrow.take("b", [PortNeed(name="http")]) == {"http": first + 5}
         assert narrow.take("c", [PortNeed(name="http")]) == {"http": first}
+    narrow.close()
+
+
+def test_a_port_of_a_connection_that_just_ended_is_not_chosen_and_may_be_asked_for() -> None:
+    finder = PortAllocator(lowest=17_000, highest=19_999)
+    port = finder.take("a", [PortNeed(name="http")])["http"]
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
+        server.bind((LOOPBACK, port))
+        server.listen(1)
+        with socket.create_connection((LOOPBACK, port)) as client:
+            accepted, _ = server.accept()
+            accepted.close()  # whoever closes first keeps the address for a minute
+            assert client.recv(1) == b""
+    finder.close()
+    narrow = PortAllocator(lowest=port, highest=port)
+    with pytest.raises(CapabilityError):
+        narrow.take("a", [PortNeed(name="http")])
+    assert narrow.take("a", [PortNeed(name="http", port=port)]) == {"http": port}
     narrow.close()
 
 
