@@ -163,6 +163,7 @@ class Fleet:
         worker = LiveWorker(up=up, engine=engine, group=group, facts=facts, heard_s=up.at_s)
         self.workers[worker_id] = worker
         self.names[worker_id] = name
+        self._world.ledger.worker_up(worker_id, up.epoch)
         self._world.post(up)
         if self.follow is not None:
             worker.follower = self.follow(worker, lambda event: self._hear(worker, event))
@@ -279,6 +280,7 @@ class Fleet:
 
     def _leave(self, worker: LiveWorker) -> None:
         worker.lost = True
+        self._world.ledger.worker_lost(worker.worker_id)
         for task in worker.tasks:
             if task is not asyncio.current_task():
                 task.cancel()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from executors.backend import Ask, Delta, End
 from executors.clock import Timer
 from executors.engines.protocol import NOTHING, Logprob, Piece
+from executors.leases import LeaseKey
 from policies.cluster.blocks import NO_BLOCKS, BlockPath, Branch, ContentTree
 from policies.cluster.hashing import base_seed, local_hashes
 from policies.cluster.ids import BlockHash, Leg, WorkerId
@@ -104,6 +105,8 @@ class OpenRequest:
     attempts: int = 0
     cached_tokens: int | None = None
     handoff: Mapping[str, object] = field(default_factory=lambda: NOTHING)
+    lease: LeaseKey | None = None
+    """Of the KV that `handoff` is about, where its worker keeps it for so long only."""
     legs: dict[Leg, RunningLeg] = field(default_factory=dict)
     closed: bool = False
     retry_after_s: float | None = None

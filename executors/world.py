@@ -16,6 +16,7 @@ from executors.backend import Ask, End, Outcome
 from executors.clock import Clock, Order, Timer
 from executors.engines.protocol import LegFailed, LegRequest, Moves, Piece
 from executors.fleet import SUSPECT, Fleet, LiveWorker
+from executors.leases import LeaseKey, LeaseLedger, LeaseTerms
 from executors.requests import Content, OpenRequest, RunningLeg, Stream
 from policies.cluster.actions import (
     Action,
@@ -81,8 +82,9 @@ USUAL = Limits()
 class LiveWorld:
     """Serves requests on the workers of `fleet` as `controller` orders.
 
-    `tree` interns prompts in the router's block size; with `hashes` a prompt's content is read from its tokens. `peers`
-    publishes bookings to other routers; `on_end` is told of every request that ends, for the record.
+    `tree` interns prompts in the router's block size; with `hashes` a prompt's content is read from its tokens.
+    `lease` is how long prefill workers keep KV that nobody fetched (None: for as long as we want). `peers` publishes
+    bookings to other routers; `on_end` is told of every request that ends, for the record.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class LiveWorld:
         *,
         limits: Limits = USUAL,
         hashes: bool = True,
+        lease: LeaseTerms | None = None,
         peers: Callable[[PublishBooking], None] | None = None,
         on_end: Callable[[OpenRequest, End], None] | None = None,
     ) -> None:
@@ -105,6 +108,8 @@ class LiveWorld:
         self.refusing: str | None = None  # why nothing new is taken
         self._limits = limits
         self._hashes = hashes
+        self.ledger = LeaseLedger()
+        self._lease = lease
         self._peers = peers
         self._on_end = on_end
         self._events: deque[Event] = deque()
@@ -257,6 +262,10 @@ class LiveWorld:
     def _begin(self, request: OpenRequest, leg: RunningLeg, worker: LiveWorker, dp_rank: int | None) -> None:
         """Send a leg, and watch it."""
         ask = request.ask
+        if leg.leg is Leg.DECODE and request.lease is not None:
+            if self.ledger.send(request.lease, leg.worker_id, self.clock.now()) is not None:
+                # Never try anyway: whose KV it would be by now nobody knows. Whoever answers computes the prompt.
+                request.handoff, request.lease = {}, None
         path, own = request.content.for_engine(request.isl)
         left = request.left if ask.out_tokens is None else ask.out_tokens - request.carried
         asked = LegRequest(
@@ -324,6 +333,10 @@ class LiveWorld:
     def _prefilled(self, request: OpenRequest, leg: RunningLeg, piece: Piece, now_s: float) -> None:
         request.handoff = request.handoff or piece.handoff
         request.prefilled_s = now_s
+        if self._lease is not None and piece.handoff:
+            self.ledger.expire(now_s)
+            request.lease = LeaseKey(leg.worker_id, leg.epoch, leg.leg_id)
+            self.ledger.grant(request.lease, request.ask.request_id, leg.since_s, self._lease)
         request.legs.pop(Leg.PREFILL).over()
         self.post(PrefillDone(at_s=now_s, request_id=request.ask.request_id, worker_id=leg.worker_id))
 
@@ -334,6 +347,9 @@ class LiveWorld:
         request.last_token_s = now_s
         request.stream.add(piece, now_s)
         request_id, worker_id = request.ask.request_id, leg.worker_id
+        if first_of_leg and request.lease is not None:
+            self.ledger.fetched(request.lease)
+            request.lease = None
         if request.first_token_s is None:
             request.first_token_s = now_s
             self.post(FirstToken(at_s=now_s, request_id=request_id, worker_id=worker_id))
@@ -401,6 +417,9 @@ class LiveWorld:
             leg.over()
             if leg.task is not None and leg.task is not asyncio.current_task():
                 leg.task.cancel()
+        if request.lease is not None and Leg.DECODE in request.legs:
+            self.ledger.given_back(request.lease)  # a decode worker lets go of what its client does not want
+        request.lease = None
         request.legs.clear()
 
     # ------------------------------------------------------------ deadlines

@@ -11,6 +11,7 @@ from simulate import engine_settings
 from executors.backend import Ask, End
 from executors.clock import Order
 from executors.engines.mock import MockEngine
+from executors.leases import LeaseTerms
 from executors.requests import OpenRequest, Stream
 from executors.virtual import VirtualClock, run
 from executors.world import USUAL, Limits, LiveWorld
@@ -66,6 +67,7 @@ class Live:
         roles: Sequence[Role] = (Role.MIXED,),
         limits: Limits = USUAL,
         latency: Any = TOY,
+        lease: LeaseTerms | None = None,
         **settings: object,
     ) -> None:
         self.clock = clock
@@ -73,7 +75,7 @@ class Live:
         controller = Controller(policies, self.log)
         tree = ContentTree(16, 16)
         self.ends: dict[str, End] = {}
-        self.world = LiveWorld(controller, clock, tree, limits=limits, on_end=self._ended)
+        self.world = LiveWorld(controller, clock, tree, limits=limits, lease=lease, on_end=self._ended)
         self.world.fleet.looks_after = False
         self.world.failed = self._failed  # type: ignore[method-assign]
         self.engines = []

@@ -180,11 +180,11 @@ class MockEngine:
             own,
             dispatch_s=self._clock.now(),
             arrival_s=self._clock.now(),
-            leg=request.leg,
+            leg=Leg.AGG if request.leg is Leg.DECODE and not request.handoff else request.leg,
             lora=request.lora,
         )
         leg = _Leg(request, seq, _seed(request))
-        if request.leg is Leg.DECODE:
+        if request.leg is Leg.DECODE and request.handoff:
             self._arriving.append(leg)
             self._take_in()
         else:

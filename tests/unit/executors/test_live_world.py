@@ -7,6 +7,7 @@ from live_builders import First, Live, live, tokens_of
 
 from executors.backend import End
 from executors.engines.protocol import LegFailed
+from executors.leases import LeaseState, LeaseTerms
 from executors.world import Limits
 from policies.cluster.actions import SetTimer
 from policies.cluster.events import RequestArrived, TimerFired, WorkerLost
@@ -302,3 +303,47 @@ def test_a_refusal_for_want_of_room_interrupts_and_does_not_reject() -> None:
         assert "RequestInterrupted" in it.log.names()
 
     live(main, [First(), Migration(MigrationSettings(limit=0, max_seq_len=None))])
+
+
+def leased(lease_s: float) -> LeaseTerms:
+    return LeaseTerms.of(lease_s, health_period_s=0.01)
+
+
+def test_kv_that_is_fetched_in_time_is_fetched_once() -> None:
+    async def main(it: Live) -> None:
+        assert len(await tokens_of(it.ask("a", 100, 20))) == 20
+        counts = it.world.ledger.counts()
+        assert (counts["granted"], counts["ever_sent"], counts["fetched"], counts["refused"]) == (1, 1, 1, 0)
+
+    live(main, split(), roles=(Role.PREFILL, Role.DECODE), lease=leased(10.0))
+
+
+def test_kv_past_its_lease_is_never_asked_for_and_the_prompt_is_computed_again() -> None:
+    """The prompt takes as long as the lease, which counts from before its answer: nothing may be sent."""
+
+    async def main(it: Live) -> list[int]:
+        stream = it.ask("a", 200, 5)
+        tokens = await tokens_of(stream)
+        assert stream.end is not None
+        assert stream.end.timing["ttft_s"] == pytest.approx(0.4)  # the prompt once more, by the one who answers
+        counts = it.world.ledger.counts()
+        assert (counts["ever_sent"], counts["refused"], counts["expired"]) == (0, 1, 1)
+        return tokens
+
+    async def whole(it: Live) -> list[int]:
+        return await tokens_of(it.ask("a", 200, 5))
+
+    assert live(main, split(), roles=(Role.PREFILL, Role.DECODE), lease=leased(0.2)) == live(whole)
+
+
+def test_the_loss_of_the_worker_that_holds_kv_voids_it() -> None:
+    async def main(it: Live) -> None:
+        stream = it.ask("a", 100, 20)
+        it.at(0.1, lambda: None)
+        await it.until(0.1)
+        it.world.fleet.lose(it.world.fleet.workers[WorkerId(0)], "killed")
+        await tokens_of(stream)
+        assert it.world.ledger.counts()["void"] <= 1
+        assert sum(it.world.ledger.counts()[state.value] for state in LeaseState) == it.world.ledger.granted
+
+    live(main, split(), roles=(Role.PREFILL, Role.DECODE, Role.PREFILL), lease=leased(10.0))
