@@ -74,6 +74,7 @@ class LiveWorker:
     misses: int = 0
     draining: bool = False
     lost: bool = False
+    left_s: float | None = None
     follower: Follower | None = None
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
@@ -90,6 +91,8 @@ class Fleet:
         self._world = world
         self.workers: dict[WorkerId, LiveWorker] = {}
         self.names: dict[WorkerId, str] = {}
+        self.ever: dict[tuple[WorkerId, int], LiveWorker] = {}
+        """Every worker that there was, by id and epoch."""
         self.starting: dict[str, str] = {}
         """Workers on their way up: name and group."""
         self.upkeep = Upkeep()
@@ -163,6 +166,7 @@ class Fleet:
         worker = LiveWorker(up=up, engine=engine, group=group, facts=facts, heard_s=up.at_s)
         self.workers[worker_id] = worker
         self.names[worker_id] = name
+        self.ever[worker_id, up.epoch] = worker
         self._world.ledger.worker_up(worker_id, up.epoch)
         self._world.post(up)
         if self.follow is not None:
@@ -279,7 +283,7 @@ class Fleet:
         )
 
     def _leave(self, worker: LiveWorker) -> None:
-        worker.lost = True
+        worker.lost, worker.left_s = True, self._world.clock.now()
         self._world.ledger.worker_lost(worker.worker_id)
         for task in worker.tasks:
             if task is not asyncio.current_task():

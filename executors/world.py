@@ -57,7 +57,7 @@ from policies.cluster.events import (
     WorkerFenced,
     WorkerUnfenced,
 )
-from policies.cluster.ids import Leg, LossCause, RequestId
+from policies.cluster.ids import Leg, LossCause, RequestId, WorkerId
 from policies.cluster.kv_events import KvStored
 from policies.errors import CapabilityError
 from policies.frozen import frozen
@@ -79,12 +79,28 @@ class Limits:
 USUAL = Limits()
 
 
+class Watch:
+    """Is told what happens to requests, and changes nothing; this one keeps nothing."""
+
+    def arrived(self, request: OpenRequest) -> None:
+        """A request was taken."""
+
+    def ordered(self, request: OpenRequest, action: Dispatch | Reject | Enqueue, at_s: float) -> None:
+        """A decision about it."""
+
+    def tokens(self, request: OpenRequest, worker_id: WorkerId, count: int, at_s: float) -> None:
+        """The client is about to be given `count` tokens."""
+
+    def ended(self, request: OpenRequest, end: End) -> None:
+        """Its one end."""
+
+
 class LiveWorld:
     """Serves requests on the workers of `fleet` as `controller` orders.
 
     `tree` interns prompts in the router's block size; with `hashes` a prompt's content is read from its tokens.
     `lease` is how long prefill workers keep KV that nobody fetched (None: for as long as we want). `peers` publishes
-    bookings to other routers; `on_end` is told of every request that ends, for the record.
+    bookings to other routers; `watch` is told of everything that a record wants.
     """
 
     def __init__(
@@ -97,7 +113,7 @@ class LiveWorld:
         hashes: bool = True,
         lease: LeaseTerms | None = None,
         peers: Callable[[PublishBooking], None] | None = None,
-        on_end: Callable[[OpenRequest, End], None] | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self.controller = controller
         self.clock = clock
@@ -111,7 +127,7 @@ class LiveWorld:
         self.ledger = LeaseLedger()
         self._lease = lease
         self._peers = peers
-        self._on_end = on_end
+        self._watching = watch or Watch()
         self._events: deque[Event] = deque()
         self._pumping = False
         self._timers: dict[str, Timer] = {}
@@ -144,6 +160,7 @@ class LiveWorld:
             return stream
         request = OpenRequest(ask, now_s, stream, Content(self.tree, ask, hashes=self._hashes))
         self.open[ask.request_id] = request
+        self._watching.arrived(request)
         if ask.total_s is not None:
             self._deadlines[ask.request_id] = self.clock.call_at(
                 now_s + ask.total_s, Order.TIMER, lambda: self._too_late(request)
@@ -184,15 +201,15 @@ class LiveWorld:
     def _perform(self, action: Action) -> None:
         match action:
             case Dispatch():
-                self.decided.append((self.clock.now(), action))
+                self._decide(action)
                 self._dispatch(action)
             case Reject():
-                self.decided.append((self.clock.now(), action))
+                self._decide(action)
                 request = self.open[action.request_id]
                 request.retry_after_s = action.retry_after_s
                 self._end(request, "rejected", action.reason, action.code)
             case Enqueue():
-                self.decided.append((self.clock.now(), action))
+                self._decide(action)
             case Migrate():
                 self._migrate(action)
             case Fail():
@@ -221,6 +238,12 @@ class LiveWorld:
                 self._peers(action)
             case _:
                 raise CapabilityError(f"the live world cannot perform {action!r} in this version")
+
+    def _decide(self, action: Dispatch | Reject | Enqueue) -> None:
+        """Keep an order about a request, for whoever asks why."""
+        now_s = self.clock.now()
+        self.decided.append((now_s, action))
+        self._watching.ordered(self.open[action.request_id], action, now_s)
 
     def _set_timer(self, action: SetTimer) -> None:
         known = self._timers.pop(action.name, None)
@@ -262,10 +285,10 @@ class LiveWorld:
     def _begin(self, request: OpenRequest, leg: RunningLeg, worker: LiveWorker, dp_rank: int | None) -> None:
         """Send a leg, and watch it."""
         ask = request.ask
-        if leg.leg is Leg.DECODE and request.lease is not None:
-            if self.ledger.send(request.lease, leg.worker_id, self.clock.now()) is not None:
-                # Never try anyway: whose KV it would be by now nobody knows. Whoever answers computes the prompt.
-                request.handoff, request.lease = {}, None
+        leased = request.lease if leg.leg is Leg.DECODE else None
+        if leased is not None and self.ledger.send(leased, leg.worker_id, self.clock.now()) is not None:
+            # Never try anyway: whose KV it would be by now nobody knows. Whoever answers computes the prompt.
+            request.handoff, request.lease = {}, None
         path, own = request.content.for_engine(request.isl)
         left = request.left if ask.out_tokens is None else ask.out_tokens - request.carried
         asked = LegRequest(
@@ -343,6 +366,7 @@ class LiveWorld:
     def _emit(self, request: OpenRequest, leg: RunningLeg, piece: Piece, now_s: float) -> None:
         """The client is given tokens."""
         first_of_leg = len(request.emitted) == request.carried
+        self._watching.tokens(request, leg.worker_id, len(piece.token_ids), now_s)
         request.emitted += piece.token_ids
         request.last_token_s = now_s
         request.stream.add(piece, now_s)
@@ -463,8 +487,7 @@ class LiveWorld:
             outcome = "failed"  # the client has been promised an answer before
         end = self._told(request, outcome, reason, code, now_s)
         request.stream.close(end)
-        if self._on_end is not None:
-            self._on_end(request, end)
+        self._watching.ended(request, end)
         event: Event
         if outcome in ("stop", "length"):
             assert worker_id is not None

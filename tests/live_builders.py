@@ -14,7 +14,7 @@ from executors.engines.mock import MockEngine
 from executors.leases import LeaseTerms
 from executors.requests import OpenRequest, Stream
 from executors.virtual import VirtualClock, run
-from executors.world import USUAL, Limits, LiveWorld
+from executors.world import USUAL, Limits, LiveWorld, Watch
 from policies.cluster.actions import Action, Dispatch
 from policies.cluster.blocks import ContentTree
 from policies.cluster.controller import Controller, Policy
@@ -57,6 +57,14 @@ class First:
         return ()
 
 
+class _Ends(Watch):
+    def __init__(self, ends: dict[str, End]) -> None:
+        self._ends = ends
+
+    def ended(self, request: OpenRequest, end: End) -> None:
+        self._ends[request.ask.request_id] = end
+
+
 class Live:
     """A world under test: its clock, its log and its mock workers."""
 
@@ -75,15 +83,12 @@ class Live:
         controller = Controller(policies, self.log)
         tree = ContentTree(16, 16)
         self.ends: dict[str, End] = {}
-        self.world = LiveWorld(controller, clock, tree, limits=limits, lease=lease, on_end=self._ended)
+        self.world = LiveWorld(controller, clock, tree, limits=limits, lease=lease, watch=_Ends(self.ends))
         self.world.fleet.looks_after = False
         self.world.failed = self._failed  # type: ignore[method-assign]
         self.engines = []
         for number, role in enumerate(roles):
             self.add(number, role, latency, **settings)
-
-    def _ended(self, request: OpenRequest, end: End) -> None:
-        self.ends[request.ask.request_id] = end
 
     def _failed(self, error: BaseException | None) -> None:
         assert error is not None

@@ -16,7 +16,7 @@ from executors.clock import Order
 from executors.engines.mock import MockEngine
 from executors.requests import OpenRequest
 from executors.virtual import VirtualClock, run
-from executors.world import LiveWorld
+from executors.world import LiveWorld, Watch
 from policies.cluster.blocks import ContentTree
 from policies.cluster.controller import Controller
 from policies.cluster.events import BlocksStored
@@ -78,12 +78,13 @@ def live(rows: list[Row], workers: int, policies: list, settings: object, kill_s
         ends: dict[str, tuple[str, int]] = {}
         done = asyncio.Event()
 
-        def on_end(request: OpenRequest, end: End) -> None:
-            ends[request.ask.request_id] = (end.outcome, end.output_tokens)
-            if len(ends) == len(rows):
-                done.set()
+        class Ends(Watch):
+            def ended(self, request: OpenRequest, end: End) -> None:
+                ends[request.ask.request_id] = (end.outcome, end.output_tokens)
+                if len(ends) == len(rows):
+                    done.set()
 
-        world = LiveWorld(controller, clock, tree, hashes=False, on_end=on_end)
+        world = LiveWorld(controller, clock, tree, hashes=False, watch=Ends())
         world.fleet.looks_after = False
         for number in range(workers):
             engine = MockEngine(
