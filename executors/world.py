@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from executors.backend import Ask, End, Outcome
@@ -555,11 +555,3 @@ class LiveWorld:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    # ------------------------------------------------------------ what is asked of a backend
-
-    def decisions(self, count: int) -> Sequence[Mapping[str, object]]:
-        """The last orders about requests, newest first."""
-        from executors.glance import decision
-
-        return [decision(at_s, action, self.fleet) for at_s, action in list(self.decided)[: -count - 1 : -1]]
