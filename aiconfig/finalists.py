@@ -1,4 +1,5 @@
-"""Who is simulated, and at which loads: the best by the objective, of the front, and of each mode and engine.
+"""Who is simulated, and at which loads: the best by the objective, of the front, and of each mode and engine; each
+under every way to serve that is asked for.
 
 Who is left out, or refused by the twin, gets a reason.
 """
@@ -18,6 +19,7 @@ from aiconfig.outcome import Scored
 from aiconfig.reasons import Rejection
 from aiconfig.request import SearchRequest
 from aiconfig.scoring import Scoring, bought_front, rank
+from aiconfig.variants import variants
 from aiconfig.workload import Workload
 from policies.errors import TwinError
 from policies.frozen import frozen
@@ -52,9 +54,14 @@ def finals(
         Rejection(name=one.candidate.name, reason="not_simulated" if one.candidate.name in fronted else "dominated")
         for one in others
     ]
+    asked: list[Scored] = []
+    for one in finalists:
+        found = variants(scoring.request, one.candidate, one.load)
+        asked += [replace(one, candidate=candidate) for candidate in found.played]
+        reasons += found.left_out
     played = []
-    turns = [Turn(request=scoring.request, candidate=one.candidate, load=one.load) for one in finalists]
-    for one, outcome in zip(finalists, spread(turns), strict=True):
+    turns = [Turn(request=scoring.request, candidate=one.candidate, load=one.load) for one in asked]
+    for one, outcome in zip(asked, spread(turns), strict=True):
         if isinstance(outcome, Rejection):
             reasons.append(outcome)
         else:

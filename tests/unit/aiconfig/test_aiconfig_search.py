@@ -105,7 +105,7 @@ def test_an_sla_below_every_idle_figure_is_answered_with_that_bound() -> None:
     assert found.nearest is not None
     bounds = [one.has for one in found.rejections if one.reason == "ttft_bound"]
     assert found.nearest.scored.estimate.value("ttft", "mean") == pytest.approx(min(bounds) / 1e3)  # type: ignore[type-var,operator]
-    assert f"nearest: {found.nearest.scored.candidate.name} at 1 users" in found.nearest.line
+    assert f"nearest: {found.nearest.scored.candidate.name} at 1 user," in found.nearest.line
     assert any("even one user alone" in note for note in found.notes)
 
 

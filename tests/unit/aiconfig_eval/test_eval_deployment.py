@@ -15,7 +15,7 @@ from aiconfig.engines import ENGINE
 from aiconfig.estimate import Load
 from aiconfig.physics import Physics
 from policies.errors import ConfigError
-from twin.config import Config, RouterConfig, WorkerGroup
+from twin.config import Config, WorkerGroup
 from twin.perf.layout import Layout
 
 RANKS = Candidate(
@@ -41,7 +41,7 @@ def test_there_and_back(one: Candidate, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("one", ALL, ids=lambda one: one.name)
 def test_what_is_written_is_what_was_made_and_nothing_is_without_effect(one: Candidate, tmp_path: Path) -> None:
-    setting = Setting(router=RouterConfig(mode="least-loaded"), sla="ttft=1s", usd_per_hour=2.5)
+    setting = Setting(sla="ttft=1s", usd_per_hour=2.5)
     read = _config(one, tmp_path, setting)
     made = to_config(one, workload(), Load(users=3), tmp_path / "workload.parquet", setting)
     assert read == made
