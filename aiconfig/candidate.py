@@ -67,6 +67,11 @@ class Candidate:
         return "agg" if self.pools[0].role == "mixed" else "disagg"
 
     @property
+    def has_choice(self) -> bool:
+        """Whether a router has workers to choose among."""
+        return any(pool.replicas > 1 for pool in self.pools)
+
+    @property
     def gpus(self) -> int:
         """GPUs that are used."""
         return sum(pool.gpus for pool in self.pools)

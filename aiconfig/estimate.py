@@ -78,6 +78,7 @@ class Estimate:
     bound: str
     goodput_share: float | None = None
     hit_share: float | None = None
+    power_w: float | None = None  # of all its GPUs, on average
     energy_j: float | None = None  # of the whole run
     output_tokens: int | None = None  # of the whole run
     requests: int | None = None  # that were played

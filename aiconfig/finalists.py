@@ -120,16 +120,18 @@ def _worst_excess(judgement: Judgement) -> float:
 
 
 def shortlist(request: SearchRequest, ranked: list[Scored]) -> list[Scored]:
-    """Who is worth a simulation; where nobody keeps the limits, the nearest."""
+    """Who is worth a simulation; where nobody keeps the limits, the nearest. Where several routers are to be tried, the
+    best that have workers to choose among too."""
     kept = [one for one in ranked if not one.distance]
     if not kept:
         return ranked[: request.top]
     chosen = kept[: request.top] + bought_front(request, kept)[: request.top]
     for mode in MODES:
         for engine in request.engines:
-            alike = (one for one in kept if (one.candidate.mode, one.candidate.engine) == (mode, engine))
-            first = next(alike, None)
-            chosen += [first] if first is not None else []
+            alike = [one for one in kept if (one.candidate.mode, one.candidate.engine) == (mode, engine)]
+            chosen += alike[:1]
+            if len(request.routers) > 1:
+                chosen += [one for one in alike if one.candidate.has_choice][:1]
     return list({one.candidate.name: one for one in chosen}.values())
 
 

@@ -9,6 +9,7 @@ from aiconfig import words
 from aiconfig.gains import Gain
 from aiconfig.objectives import OBJECTIVES
 from aiconfig.outcome import Scored
+from aiconfig.reasons import REASONS
 from aiconfig.request import SearchRequest
 from aiconfig.serving import USUAL_SERVING
 from reports import text
@@ -24,10 +25,14 @@ def gain_lines(request: SearchRequest, gains: Sequence[Gain], found: Sequence[Sc
     yield f"served otherwise, against the same workers with {base}, each at its load:"
     width = max(len(gain.serving) for gain in gains)
     for gain in gains:
-        one, against = by_name[gain.name], by_name[gain.against]
+        one, against = by_name[gain.name], by_name.get(gain.against)
+        workers = words.deployment(replace(one.candidate, serving=USUAL_SERVING))
+        if against is None:
+            meaning = REASONS.get(gain.refused or "", "it was not simulated")
+            yield f"  {gain.serving:<{width}}  {workers} at {one.load}: {one.judgement.verdict}; without it {meaning}"
+            continue
         changes = [f"{text.change(gain.change)} {unit}", *_latencies(request, one, against), *_cached(one, against)]
         limits = _limits(one, against)
-        workers = words.deployment(replace(one.candidate, serving=USUAL_SERVING))
         yield f"  {gain.serving:<{width}}  {', '.join(changes)}; {workers} at {one.load}{_load(one, against)}{limits}"
 
 

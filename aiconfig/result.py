@@ -137,7 +137,7 @@ def result_of(
         variations=variations,
         provenance=outcome.provenance,
         notes=(*outcome.notes, *notes),
-        gains=gains_of(outcome.request, simulated),
+        gains=gains_of(outcome.request, simulated, outcome.rejections),
         soft=soft,
         complete=complete,
     )

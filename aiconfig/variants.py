@@ -75,7 +75,7 @@ def idle_router(router: str, candidate: Candidate, workload: Workload) -> str | 
     """Why a router can change nothing that another one would not; None if it can."""
     if router == USUAL_ROUTER:
         return None
-    if all(pool.replicas == 1 for pool in candidate.pools):
+    if not candidate.has_choice:
         each = "" if candidate.mode == "agg" else " of each role"
         return f"there is one worker{each} to choose"
     return _idle_prefixes(router, workload)
