@@ -135,6 +135,7 @@ def _group(candidate: Candidate, pool: Pool, setting: Setting) -> WorkerGroup:
         engine=_engine(candidate, pool),
         latency=setting.physics.latency,
         kvbm=candidate.serving.kvbm_config(pool.role),
+        links=candidate.serving.paths(pool.role),
     )
 
 

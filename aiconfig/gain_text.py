@@ -31,7 +31,7 @@ def gain_lines(request: SearchRequest, gains: Sequence[Gain], found: Sequence[Sc
             meaning = REASONS.get(gain.refused or "", "it was not simulated")
             yield f"  {gain.serving:<{width}}  {workers} at {one.load}: {one.judgement.verdict}; without it {meaning}"
             continue
-        changes = [f"{text.change(gain.change)} {unit}", *_latencies(request, one, against), *_cached(one, against)]
+        changes = [f"{_change(gain.change)} {unit}", *_latencies(request, one, against), *_cached(one, against)]
         limits = _limits(one, against)
         yield f"  {gain.serving:<{width}}  {', '.join(changes)}; {workers} at {one.load}{_load(one, against)}{limits}"
 
@@ -41,7 +41,7 @@ def _latencies(request: SearchRequest, one: Scored, against: Scored) -> Iterator
         statistic = words.statistic_of(request.sla, metric, one.estimate)
         new, old = (each.estimate.value(metric, statistic) for each in (one, against))
         change = new / old - 1.0 if old and new is not None else None
-        yield f"{metric.upper()} {statistic} {text.change(change)}"
+        yield f"{metric.upper()} {statistic} {_change(change)}"
 
 
 def _cached(one: Scored, against: Scored) -> Iterator[str]:
@@ -57,3 +57,8 @@ def _load(one: Scored, against: Scored) -> str:
 def _limits(one: Scored, against: Scored) -> str:
     new, old = one.judgement.verdict, against.judgement.verdict
     return "" if new == old else f"; limits: {new} instead of {old}"
+
+
+def _change(value: float | None) -> str:
+    """In tenths of a percent: less than that is noise."""
+    return "not known" if value is None else f"{value * 100:+.1f} %"

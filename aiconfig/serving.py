@@ -12,7 +12,7 @@ from typing import Final
 
 from policies.errors import ConfigError
 from policies.frozen import frozen
-from twin.config import KvbmConfig, RouterConfig, keys_of
+from twin.config import KvbmConfig, PathConfig, RouterConfig, keys_of
 from twin.config_values import Given, checked, toml_value
 from twin.perf.names import pick
 
@@ -23,6 +23,7 @@ NOT_SEARCHED: Final = {
     "direct": "it sends requests where they say themselves",
     "device-aware-weighted": "it is for workers without GPUs, and no candidate has such",
 }
+HOST_LINK: Final = "pcie"
 GB: Final = 10**9
 UNITS: Final = {"tib": 2**40, "tb": 10**12, "gib": 2**30, "gb": GB, "mib": 2**20, "mb": 10**6, "b": 1}
 """Bytes of each unit of a size, larger ones first; names and texts take the first that divides it."""
@@ -76,6 +77,10 @@ class Serving:
             return KvbmConfig()
         host, disk = self.host_kv_bytes, self.disk_kv_bytes
         return KvbmConfig(cpu_cache_gb=host / GB if host else None, disk_cache_gb=disk / GB if disk else None)
+
+    def paths(self, role: str) -> PathConfig:
+        """The `[workers.links]` table: KV goes to and from tiers over the host link of each GPU."""
+        return PathConfig(host=HOST_LINK) if self.kvbm_config(role).has_tiers else PathConfig()
 
 
 USUAL_SERVING: Final = Serving()

@@ -198,6 +198,21 @@ def test_a_run_may_know_what_the_closed_form_does_not() -> None:
     assert found.best.score == -5.0  # 500 J for 100 tokens
 
 
+def test_the_shortlist_goes_by_the_energy_of_the_closed_form() -> None:
+    """Throughput for each GPU of the budget wants all of them; energy for a token wants few that are busy."""
+    given = {"gpus": 8, "modes": ("agg",), "objective": "energy", "load": Load(users=8), "top": 3}
+    request = search_request(given)
+    by_formula = search(request).ranked
+    assert all(one.score == -(one.estimate.power_w or 0.0) / one.estimate.output_tokens_per_s for one in by_formula)
+    assert [one.score for one in by_formula] == sorted((one.score for one in by_formula), reverse=True)
+    simulate = Played()
+    search(request, simulate)
+    asked_first = {name for name, _ in simulate.runs}
+    assert {one.candidate.name for one in by_formula[:3]} <= asked_first
+    fastest = search(search_request({**given, "objective": "throughput-per-gpu"})).ranked
+    assert by_formula[0].candidate.gpus < fastest[0].candidate.gpus
+
+
 # ---------------------------------------------------------------- laws
 
 
