@@ -96,7 +96,7 @@ def _head(plan: Plan, pool: Pool) -> Iterator[str]:
         yield f"Start it once, within a Slurm allocation of {hosts} hosts: srun starts its ranks there."
     elif hosts > 1:
         yield f"Start it on each of the {hosts} hosts, NODE_RANK 0 to {hosts - 1} and LEADER the address of rank 0."
-    if plan.candidate.mode == "agg" and pool.replicas > 1:
+    if plan.candidate.mode == "agg" and pool.replicas > 1 and plan.candidate.serving.mode != "kv":
         yield "Put a load balancer in front that spreads requests evenly: that is what was predicted."
     for notice in plan.notices():
         yield f"note: {notice}"
