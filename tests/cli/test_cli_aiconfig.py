@@ -249,7 +249,6 @@ def test_ways_to_serve_are_compared_and_the_best_of_them_replays(aiconfig: Aicon
     assert "served otherwise, against the same workers with round-robin router, no KV tiers" in ended.out
     (both,) = (text for text in ended.out.splitlines() if text.strip().startswith("kv router, 40 GB host KV  +"))
     assert "hit rate" in both
-    assert "no_effect" in ended.out, "with one worker there is nothing to route"
     result = result_of(folder / "s")
     gains = {gain["serving"]: gain for gain in result["gains"]}  # type: ignore[index,union-attr]
     assert set(gains) == {"40 GB host KV", "kv router", "kv router, 40 GB host KV"}
