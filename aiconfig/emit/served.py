@@ -16,6 +16,7 @@ from aiconfig.serving import GB, USUAL_ROUTER, Serving, size_text
 GIB: Final = 2**30
 FRONTEND_MODES: Final = ("random", "least-loaded", "power-of-two", "kv")
 """Modes that Dynamo's frontend has beside round robin."""
+POLICIES: Final[Mapping[str, str]] = {"kv": "cache_aware", "power-of-two": "power_of_two", "random": "random"}
 
 
 def host_settings(candidate: Candidate, pool: Pool, flags: Flags) -> Mapping[str, Plain]:
@@ -54,8 +55,8 @@ def serving_notices(candidate: Candidate, flags: Flags) -> Iterator[str]:
     serving, engine = candidate.serving, f"{candidate.engine} {flags.version}"
     if serving.router != USUAL_ROUTER:
         yield (
-            f"requests are to be routed by {serving.router}: dynamo.yaml tells Dynamo's frontend; elsewhere put a "
-            "router that does so in front of the workers"
+            f"requests are to be routed by {serving.router}: Dynamo's frontend is told so, routers of engines get the "
+            f"nearest policy ({router_policy(serving)}); in front of other workers put a router that does so"
         )
     computing = [pool for pool in candidate.pools if pool.role != "decode"]
     if serving.host_kv_bytes and not all(host_settings(candidate, pool, flags) for pool in computing):
@@ -68,6 +69,11 @@ def serving_notices(candidate: Candidate, flags: Flags) -> Iterator[str]:
             f"workers are to have {size_text(serving.disk_kv_bytes)} of disk for KV, for which {engine} has no flag; a "
             "block manager has (Dynamo's: DYN_KVBM_DISK_CACHE_GB)"
         )
+
+
+def router_policy(serving: Serving) -> str:
+    """The policy of SGLang's and of vLLM's router that comes nearest; their own choice goes by cached prefixes."""
+    return POLICIES.get(serving.mode, "round_robin")
 
 
 def frontend_variables(serving: Serving) -> Mapping[str, str]:

@@ -263,6 +263,15 @@ def test_the_same_request_gives_the_same_bytes_under_any_hash_seed(root: Path) -
 # ---------------------------------------------------------------- reasons
 
 
+SERVED = {
+    "workload": Workload(isl=1024, osl=256, prefix_tokens=512, trace=Path("mine.parquet"), requests=100),
+    "host_kv": (0, 10**12),
+    "routers": ("round-robin", "kv"),
+    "load": Load(users=4),
+}
+"""One worker has nothing to route, and no GPU of a host of 240 GB has a terabyte."""
+
+
 def reasons_reached() -> set[str]:
     found = [
         asked(model="qwen2.5-7b", gpus=8),
@@ -282,6 +291,7 @@ def reasons_reached() -> set[str]:
         played()[0],
         played(refuses="disagg")[0],
         search(search_request({"gpus": 4, "top": 1}), Played()),
+        search(search_request({"gpus": 1, "gpu": "gb200", "top": 1, **SERVED}), Played()),
     ]
     return {one.reason for result in found for one in result.rejections}
 

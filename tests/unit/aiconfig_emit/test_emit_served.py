@@ -73,3 +73,13 @@ def test_dynamo_s_frontend_is_told_the_mode(router: str, variables: dict[str, st
     told = {entry["name"]: entry["value"] for entry in frontend["envs"]} if "envs" in frontend else None
     assert told == variables
     assert any(f"routed by {router}" in notice for notice in made.notices()) == (router != "round-robin")
+
+
+@pytest.mark.parametrize(
+    ("router", "policy"), [("round-robin", "round_robin"), ("kv", "cache_aware"), ("thunder", "round_robin")]
+)
+def test_routers_of_engines_get_their_nearest_policy(router: str, policy: str) -> None:
+    made = plan(served(disagg("sglang"), Serving(router=router)))
+    scripts = emit(made, "sglang")["launch/router.sh"]
+    assert f"--policy {policy}" in scripts
+    assert f"- {policy}" in emit(made, "k8s")["k8s/deployment.yaml"]
