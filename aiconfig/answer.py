@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from aiconfig import words
 from aiconfig.candidate import MODES
+from aiconfig.gain_text import gain_lines
 from aiconfig.judge import Judgement
 from aiconfig.outcome import Scored
 from aiconfig.plot_text import Dot, scatter
@@ -39,6 +40,7 @@ def answer_text(
         "\n".join(headline(result)),
         _table(result, colour, width),
         "\n".join(side_by_side(result)),
+        "\n".join(gain_lines(result.request, result.gains, result.found)),
         "\n".join(_plot(result)) if plot else "",
         "\n".join(_sensitivity(result)),
         "\n".join(_left_out(result, explain)),

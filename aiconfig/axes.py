@@ -15,8 +15,8 @@ from policies.frozen import frozen
 Value: TypeAlias = int | str
 
 
-def axes_of(candidate: Candidate) -> dict[str, Value]:
-    """What a candidate chose, axis by axis, in the order in which it is asked for."""
+def axes_of(candidate: Candidate, *, served: bool = False) -> dict[str, Value]:
+    """What a candidate chose, axis by axis, in the order in which it is asked for; with `served` how it is served."""
     axes: dict[str, Value] = {"engine": candidate.engine, "mode": candidate.mode, "nextn": candidate.nextn}
     for pool in candidate.pools:
         role = pool.role
@@ -29,6 +29,9 @@ def axes_of(candidate: Candidate) -> dict[str, Value]:
             f"{role}.max_num_batched_tokens": pool.max_num_batched_tokens,
             f"{role}.replicas": pool.replicas,
         }
+    if served:
+        serving = candidate.serving
+        axes |= {"router": serving.router, "host_kv": serving.host_kv_bytes, "disk_kv": serving.disk_kv_bytes}
     return axes
 
 
@@ -51,10 +54,12 @@ class _Node:
 
 
 class Tree:
-    """The candidates of a space by their axes. `choices` are all values of each axis, in order."""
+    """The candidates of a space by their axes, how they are served among them if that differs anywhere. `choices` are
+    all values of each axis, in order."""
 
     def __init__(self, candidates: Sequence[Candidate]) -> None:
-        self._axes = [axes_of(candidate) for candidate in candidates]
+        served = len({candidate.serving for candidate in candidates}) > 1
+        self._axes = [axes_of(candidate, served=served) for candidate in candidates]
         self._root = _Node()
         values: dict[str, dict[Value, None]] = {}
         for place, axes in enumerate(self._axes):

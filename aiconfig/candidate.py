@@ -6,6 +6,7 @@ there are. It holds no measured or predicted figure, and two equal ones have the
 
 from __future__ import annotations
 
+from aiconfig.serving import USUAL_SERVING, Serving
 from policies.frozen import frozen
 from twin.perf.layout import Layout
 
@@ -51,17 +52,24 @@ class Pool:
 @frozen
 class Candidate:
     """One deployment of `model` (a key, or the path of a config.json): one pool if `mode` is "agg", a pool for prefill
-    and one for decode if it is "disagg". `nextn` draft tokens are verified by a decode step (0: none)."""
+    and one for decode if it is "disagg". `nextn` draft tokens are verified by a decode step (0: none). `serving` is how
+    requests and KV go about its workers."""
 
     model: str
     engine: str
     pools: tuple[Pool, ...]
     nextn: int = 0
+    serving: Serving = USUAL_SERVING
 
     @property
     def mode(self) -> str:
         """ "agg" or "disagg". (A pool of one of two roles alone stands for what is said of its workers.)"""
         return "agg" if self.pools[0].role == "mixed" else "disagg"
+
+    @property
+    def has_choice(self) -> bool:
+        """Whether a router has workers to choose among."""
+        return any(pool.replicas > 1 for pool in self.pools)
 
     @property
     def gpus(self) -> int:
@@ -70,22 +78,25 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """Unique within a search: engine, mode, pools, and what differs from one pool to the next."""
+        """Unique within a search: engine, mode, pools, what differs from one pool to the next, and how it is served
+        if that is not the usual way."""
         pools = "+".join(
             f"{pool.role[0].upper() if self.mode == 'disagg' else ''}{_pool_name(pool)}" for pool in self.pools
         )
         drafts = f"-mtp{self.nextn}" if self.nextn else ""
-        return f"{self.engine}-{self.mode}-{pools}{drafts}"
+        return f"{self.engine}-{self.mode}-{pools}{drafts}{self.serving.suffix}"
 
     @property
-    def simplicity(self) -> tuple[int, int, int, int, str]:
-        """Orders equally good candidates: fewer GPUs, then less pp, dp and tp, then the name."""
+    def simplicity(self) -> tuple[int, int, int, int, int, str]:
+        """Orders equally good candidates: fewer GPUs, then less pp, dp and tp, then served more plainly, then the
+        name."""
         layouts = [pool.layout for pool in self.pools]
         return (
             self.gpus,
             max(layout.pp for layout in layouts),
             max(layout.dp for layout in layouts),
             max(layout.tp for layout in layouts),
+            len(self.serving.parts),
             self.name,
         )
 

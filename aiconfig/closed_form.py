@@ -13,6 +13,7 @@ from aiconfig.estimate import Estimate, Load
 from aiconfig.memory import Fit
 from aiconfig.mixed import Demand, MixedCurve
 from aiconfig.physics import SHIPPED, Physics
+from aiconfig.power import power_w
 from aiconfig.split import PromptRank, SplitCurve
 from aiconfig.steps import Steps
 from aiconfig.told import told
@@ -48,6 +49,11 @@ class ClosedForm:
         """One user alone: no deployment of these workers answers faster."""
         point = self.curve(candidate, fit).idle()
         return self._told(candidate, Load(users=1), fit, point)
+
+    def power_w(self, candidate: Candidate, estimate: Estimate) -> float | None:
+        """Watts of all its GPUs under an estimate of this form."""
+        steps = tuple(self._steps_of(candidate, pool) for pool in candidate.pools)
+        return power_w(candidate, self.workload, estimate, steps)
 
     def point(self, candidate: Candidate, load: Load, fit: Fit) -> Point | None:
         """Figures of the whole deployment at that load; None if its queue would grow for ever."""

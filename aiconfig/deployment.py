@@ -17,6 +17,7 @@ from aiconfig.demand import Protocol, protocol, write_rows
 from aiconfig.engines import ENGINE
 from aiconfig.estimate import Load
 from aiconfig.physics import SHIPPED, Physics, physics_of
+from aiconfig.serving import serving_of
 from aiconfig.workload import Workload
 from policies.errors import ConfigError
 from policies.frozen import frozen
@@ -25,7 +26,6 @@ from twin.config import (
     Config,
     DisaggregationConfig,
     EngineConfig,
-    RouterConfig,
     TraceConfig,
     WorkerGroup,
     keys_of,
@@ -50,10 +50,9 @@ class Written:
 
 @frozen
 class Setting:
-    """What a configuration needs beside candidate and demand: how requests are routed, the limits that a report judges,
-    whose figures price steps, and the price of a GPU-hour."""
+    """What a configuration needs beside candidate and demand: the limits that a report judges, whose figures price
+    steps, and the price of a GPU-hour."""
 
-    router: RouterConfig = RouterConfig()
     sla: str | None = None
     physics: Physics = SHIPPED
     usd_per_hour: float | None = None
@@ -72,7 +71,7 @@ def to_config(candidate: Candidate, workload: Workload, load: Load, rows: Path, 
         sla=setting.sla,
         trace=_trace(workload, load, rows),
         workers=tuple(_group(candidate, pool, setting) for pool in candidate.pools),
-        router=setting.router,
+        router=candidate.serving.router_config(),
         disaggregation=_disaggregation(candidate.engine, candidate.mode),
     )
 
@@ -135,6 +134,8 @@ def _group(candidate: Candidate, pool: Pool, setting: Setting) -> WorkerGroup:
         usd_per_hour=setting.usd_per_hour,
         engine=_engine(candidate, pool),
         latency=setting.physics.latency,
+        kvbm=candidate.serving.kvbm_config(pool.role),
+        links=candidate.serving.paths(pool.role),
     )
 
 
@@ -188,7 +189,12 @@ def from_config(config: Config) -> Candidate:
         engine=first.engine.kind,
         pools=tuple(_pool(group) for group in groups),
         nextn=first.engine.nextn,
+        serving=serving_of(config.router, first.kvbm),
     )
+    router = candidate.serving.router_config()
+    _check_table("router", config.router, router)
+    for table in ("queue", "busy", "affinity", "thunder"):
+        _check_table(f"router.{table}", getattr(config.router, table), getattr(router, table))
     for group, pool in zip(groups, candidate.pools, strict=True):
         _check_group(group, _group(candidate, pool, _setting_of(group)))
     _check_table("disaggregation", config.disaggregation, _disaggregation(candidate.engine, candidate.mode))

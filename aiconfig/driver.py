@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from aiconfig.drawn import Drawn
 from aiconfig.estimate import CLOSED_FORM
 from aiconfig.evaluate import Simulation, setting_of
 from aiconfig.evaluation import ClosedFormEvaluation
@@ -71,8 +72,11 @@ def drive(request: SearchRequest, how: How, told: Told | None = None) -> Driven:
         sampled = sample(request, how.study, how.objectives)
         proposed, notes = sampled.proposed, (sampled.line(),)
         patience.interrupted = not sampled.studied.complete and not patience.over
-    spread = None if simulate is None else _spread(how, simulate, patience, told)
+    spread = None
+    if simulate is not None:
+        spread = Drawn(_spread(how, simulate, patience, told), how.objectives, how.study.seed)
     outcome = search(request, simulate, proposed, spread)
+    notes += (spread.line,) if spread is not None and spread.line else ()
     varied = _variations(outcome, simulate, patience)
     if patience.late:
         notes += (f"time was up after {how.timeout_s:g} s: what was not looked at by then is missing",)

@@ -38,7 +38,9 @@ class Load:
             raise ConfigError(f"--rate {self.rps}: requests a second are more than 0")
 
     def __str__(self) -> str:
-        return f"{self.users} users" if self.users is not None else f"{self.rps:.4g} requests/s"
+        if self.users is None:
+            return f"{self.rps:.4g} requests/s"
+        return f"{self.users} user{'' if self.users == 1 else 's'}"
 
 
 @frozen
@@ -61,8 +63,9 @@ class Estimate:
     `stats[metric][statistic]` is in seconds for ttft, tpot, itl and e2e and in tokens/s for tps_user; the closed form
     knows "mean" alone. Rates are of the whole deployment; `kv_share` is the fullest pool's peak use. `bound` is what
     limits it most ("weights", "compute", "kv", "links", "host", ...). `goodput_share` is the share of requests that
-    meet all per-request limits, None without such or without a simulation. `bands` are those of ttft and tpot;
-    `beyond` says what lies outside the range that they were measured in.
+    meet all per-request limits, None without such or without a simulation; `hit_share` that of prompt tokens that were
+    found cached, None where nothing is known of that. `bands` are those of ttft and tpot; `beyond` says what lies
+    outside the range that they were measured in.
     """
 
     candidate: Candidate
@@ -74,6 +77,8 @@ class Estimate:
     kv_share: float
     bound: str
     goodput_share: float | None = None
+    hit_share: float | None = None
+    power_w: float | None = None  # of all its GPUs, on average
     energy_j: float | None = None  # of the whole run
     output_tokens: int | None = None  # of the whole run
     requests: int | None = None  # that were played

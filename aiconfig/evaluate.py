@@ -208,6 +208,7 @@ def _estimate(candidate: Candidate, load: Load, played: Protocol, run: _Run, pri
         kv_share=kv_share,
         bound="kv" if full else prior.bound if prior is not None else "unknown",
         goodput_share=report.sla.attainment if report.sla is not None and _limits_requests(report) else None,
+        hit_share=report.hit_rate,
         energy_j=energy_j,
         output_tokens=sum(group.output_tokens for group in report.groups if group.role != "prefill"),
         requests=played.requests,

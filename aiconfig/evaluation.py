@@ -14,7 +14,7 @@ from aiconfig.estimate import CLOSED_FORM, Estimate, Load
 from aiconfig.judge import judge
 from aiconfig.legality import Worker, pair_rejection, worker_rejection
 from aiconfig.load_point import broken
-from aiconfig.memory import fit, placement
+from aiconfig.memory import fit, host_rejection, placement
 from aiconfig.physics import SHIPPED, Physics, uncalibrated
 from aiconfig.reasons import Rejection
 from aiconfig.workload import Workload
@@ -63,10 +63,12 @@ def rejection(candidate: Candidate, physics: Physics = SHIPPED) -> Rejection | N
             found = uncalibrated(candidate.name, candidate.engine, placed, physics)
         if found is not None:
             return found
-    if candidate.mode == "agg":
-        return None
-    prefill, decode = candidate.pools
-    return pair_rejection(candidate.name, model, prefill, decode, find_gpu(prefill.gpu, hardware))
+    if candidate.mode == "disagg":
+        prefill, decode = candidate.pools
+        found = pair_rejection(candidate.name, model, prefill, decode, find_gpu(prefill.gpu, hardware))
+        if found is not None:
+            return found
+    return host_rejection(candidate, hardware)
 
 
 def keeps(estimate: Estimate | None, sla: Sla | None) -> bool:

@@ -1,4 +1,5 @@
-"""Who is simulated, and at which loads: the best by the objective, of the front, and of each mode and engine.
+"""Who is simulated, and at which loads: the best by the objective, of the front, and of each mode and engine; each
+under every way to serve that is asked for.
 
 Who is left out, or refused by the twin, gets a reason.
 """
@@ -18,6 +19,7 @@ from aiconfig.outcome import Scored
 from aiconfig.reasons import Rejection
 from aiconfig.request import SearchRequest
 from aiconfig.scoring import Scoring, bought_front, rank
+from aiconfig.variants import variants
 from aiconfig.workload import Workload
 from policies.errors import TwinError
 from policies.frozen import frozen
@@ -52,9 +54,14 @@ def finals(
         Rejection(name=one.candidate.name, reason="not_simulated" if one.candidate.name in fronted else "dominated")
         for one in others
     ]
+    asked: list[Scored] = []
+    for one in finalists:
+        found = variants(scoring.request, one.candidate, one.load)
+        asked += [replace(one, candidate=candidate) for candidate in found.played]
+        reasons += found.left_out
     played = []
-    turns = [Turn(request=scoring.request, candidate=one.candidate, load=one.load) for one in finalists]
-    for one, outcome in zip(finalists, spread(turns), strict=True):
+    turns = [Turn(request=scoring.request, candidate=one.candidate, load=one.load) for one in asked]
+    for one, outcome in zip(asked, spread(turns), strict=True):
         if isinstance(outcome, Rejection):
             reasons.append(outcome)
         else:
@@ -113,16 +120,18 @@ def _worst_excess(judgement: Judgement) -> float:
 
 
 def shortlist(request: SearchRequest, ranked: list[Scored]) -> list[Scored]:
-    """Who is worth a simulation; where nobody keeps the limits, the nearest."""
+    """Who is worth a simulation; where nobody keeps the limits, the nearest. Where several routers are to be tried, the
+    best that have workers to choose among too."""
     kept = [one for one in ranked if not one.distance]
     if not kept:
         return ranked[: request.top]
     chosen = kept[: request.top] + bought_front(request, kept)[: request.top]
     for mode in MODES:
         for engine in request.engines:
-            alike = (one for one in kept if (one.candidate.mode, one.candidate.engine) == (mode, engine))
-            first = next(alike, None)
-            chosen += [first] if first is not None else []
+            alike = [one for one in kept if (one.candidate.mode, one.candidate.engine) == (mode, engine)]
+            chosen += alike[:1]
+            if len(request.routers) > 1:
+                chosen += [one for one in alike if one.candidate.has_choice][:1]
     return list({one.candidate.name: one for one in chosen}.values())
 
 

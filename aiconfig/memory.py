@@ -69,6 +69,24 @@ def fit(
     return deployment_fit(candidate, tuple(found), workload, load)
 
 
+def host_rejection(candidate: Candidate, hardware: Path | None = None) -> Rejection | None:
+    """The KV tier of a worker against its GPUs' share of the memory of hosts, where the hardware table knows it."""
+    needs = candidate.serving.host_kv_bytes
+    for pool in candidate.pools if needs else ():
+        share = find_gpu(pool.gpu, hardware).host_bytes
+        if pool.role == "decode" or share is None or needs <= share * pool.worker_gpus:
+            continue
+        return Rejection(
+            name=candidate.name,
+            reason="host_memory",
+            needs=needs / GIB,
+            has=share * pool.worker_gpus / GIB,
+            unit="GiB",
+            detail=f"of one {pool.role} worker, {pool.worker_gpus} x {pool.gpu}",
+        )
+    return None
+
+
 def deployment_fit(
     candidate: Candidate, pools: tuple[PoolFit, ...], workload: Workload, load: Load | None
 ) -> Fit | Rejection:

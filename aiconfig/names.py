@@ -8,12 +8,14 @@ from __future__ import annotations
 import re
 
 from aiconfig.candidate import ENGINES, MODES, ROLES, Candidate, Pool
+from aiconfig.serving import USUAL_ROUTER, Serving, router_choice, size_bytes
 from policies.errors import ConfigError
 from twin.perf.layout import Layout
 from twin.perf.names import nearest
 
 _WHOLE = re.compile(
     rf"(?P<engine>{'|'.join(ENGINES)})-(?P<mode>{'|'.join(MODES)})-(?P<pools>.+?)(?:-mtp(?P<nextn>\d+))?"
+    r"(?:-via_(?P<router>.+?))?(?:-host_(?P<host>\w+))?(?:-disk_(?P<disk>\w+))?"
 )
 _POOL = re.compile(
     r"(?P<replicas>\d+)x(?P<layout>tp\d+(?:/(?:pp|dp|ep)\d+)*)-(?P<gpu>.+)-(?P<weights>[a-z0-9]+)-kv(?P<kv>[a-z0-9_]+)"
@@ -26,7 +28,9 @@ def candidate_of(name: str, model: str) -> Candidate:
     found = _WHOLE.fullmatch(name)
     pools = found and _pools(found["mode"], found["pools"])
     if found and pools is not None:
-        candidate = Candidate(model=model, engine=found["engine"], pools=pools, nextn=int(found["nextn"] or 0))
+        candidate = Candidate(
+            model=model, engine=found["engine"], pools=pools, nextn=int(found["nextn"] or 0), serving=_serving(found)
+        )
         if candidate.name == name:
             return candidate
     raise ConfigError(
@@ -38,6 +42,15 @@ def nearest_of(name: str, known: list[str]) -> str:
     """A hint at the known name that is meant, or nothing."""
     guess = nearest(name, known)
     return f"; did you mean {guess}?" if guess else ""
+
+
+def _serving(found: re.Match[str]) -> Serving:
+    where = f"candidate {found.string!r}:"
+    return Serving(
+        router=router_choice(found["router"], where) if found["router"] else USUAL_ROUTER,
+        host_kv_bytes=size_bytes(found["host"] or "0", where),
+        disk_kv_bytes=size_bytes(found["disk"] or "0", where),
+    )
 
 
 def _pools(mode: str, text: str) -> tuple[Pool, ...] | None:

@@ -62,9 +62,11 @@ def _cost(estimate: Estimate, terms: Terms) -> float | None:
 
 
 def _energy(estimate: Estimate, terms: Terms) -> float | None:
-    if estimate.energy_j is None or not estimate.output_tokens:
+    if estimate.energy_j is not None and estimate.output_tokens:
+        return estimate.energy_j / estimate.output_tokens
+    if estimate.power_w is None or not estimate.output_tokens_per_s:
         return None
-    return estimate.energy_j / estimate.output_tokens
+    return estimate.power_w / estimate.output_tokens_per_s
 
 
 def _gpus(estimate: Estimate, terms: Terms) -> float | None:
@@ -108,7 +110,7 @@ _ALL: Final = (
     Objective(
         name="energy",
         unit="J/tok",
-        definition="joules for an output token (an estimate); known from simulated runs alone",
+        definition="joules for an output token (an estimate) of the GPUs in use, at the load point",
         denominator="output tokens",
         figure=_energy,
         lower_is_better=True,

@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 
 from aiconfig import answer, words
+from aiconfig.gain_text import gain_lines
 from aiconfig.outcome import Scored
 from aiconfig.reasons import REASONS
 from aiconfig.result import Result
@@ -47,6 +48,7 @@ def _page(result: Result, rows: Sequence[Row]) -> dict[str, object]:
         "columns": answer.columns(result) if result.found else [],
         "rows": answer.rows(result),
         "side": list(answer.side_by_side(result)),
+        "gains": list(gain_lines(request, result.gains, result.found)),
         "names": [(str(at), one.candidate.name, words.kv_line(one)) for at, one in enumerate(_top(result), start=1)],
         "variations": list(_variations(result)),
         "reasons": [(reason, text.count(count), REASONS[reason]) for reason, count in result.counts.reasons.items()],

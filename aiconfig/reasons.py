@@ -21,6 +21,7 @@ REASONS = {
     "context_too_long": "one request is longer than the KV pool",
     "uncalibrated": "outside the calibrated range of the step times, and the search is strict",
     "over_gpu_budget": "more GPUs than there are",
+    "host_memory": "the KV tier is larger than the memory of the hosts",
     "layout_not_transferable": "KV cannot be handed from the prefill to the decode layout",
     "ttft_bound": "an idle deployment misses the TTFT limit",
     "tpot_bound": "an idle deployment misses the TPOT limit",
@@ -29,6 +30,7 @@ REASONS = {
     "dominated": "another candidate is at least as good in everything",
     "not_simulated": "scored by formula, and not among the best that were simulated",
     "failed": "the simulation refused it",
+    "no_effect": "so served it would do what it does when served plainly",
 }
 """Every code with what it means; tests show that each is reached."""
 

@@ -15,6 +15,7 @@ from aiconfig.estimate import Load
 from aiconfig.formats import searched_kv, searched_weights
 from aiconfig.objectives import OBJECTIVES
 from aiconfig.physics import Physics
+from aiconfig.serving import USUAL_ROUTER, Serving, router_choice, size_text
 from aiconfig.workload import Workload
 from policies.errors import ConfigError
 from policies.frozen import frozen
@@ -33,7 +34,9 @@ class SearchRequest:
     """One search. `gpu` serves mixed and decode workers, and prefill workers too unless `prefill_gpu` names another.
 
     `gpus` is the budget, all roles together. None in `weights`, `kv`, `max_num_seqs` and `max_num_batched_tokens`:
-    what `formats` and `engines` say is tried. Without `load` each candidate is judged at the largest load at which it
+    what `formats` and `engines` say is tried. Finalists are simulated under every one of `servings`: each of `routers`
+    with each host and disk tier for KV, bytes of a worker; the first of each is what others are compared with. Without
+    `load` each candidate is judged at the largest load at which it
     meets `sla`. `origins` says for each field where its value came from; it is no part of equality.
     """
 
@@ -52,6 +55,9 @@ class SearchRequest:
     max_num_seqs: tuple[int, ...] | None = None
     max_num_batched_tokens: tuple[int, ...] | None = None
     nextn: tuple[int, ...] = (0,)
+    routers: tuple[str, ...] = (USUAL_ROUTER,)
+    host_kv: tuple[int, ...] = (0,)
+    disk_kv: tuple[int, ...] = (0,)
     usd_per_gpu_hour: float | None = None
     hardware: Path | None = None
     coefficients: str = ""
@@ -68,6 +74,7 @@ class SearchRequest:
         self.physics.check()
         self._check_names()
         self._check_numbers()
+        self._check_servings()
 
     def _check_names(self) -> None:
         for what, names, known in (("engine", self.engines, ENGINES), ("mode", self.modes, MODES)):
@@ -108,6 +115,36 @@ class SearchRequest:
         """Whose figures price the steps."""
         return Physics(hardware=self.hardware, coefficients=self.coefficients, strict=self.strict)
 
+    def _check_servings(self) -> None:
+        for router in self.routers:
+            if router_choice(router) != router:
+                raise ConfigError(f"--router {router}: is written {router_choice(router)}")
+        shown = {
+            "router": self.routers,
+            "host-kv": tuple(size_text(size) for size in self.host_kv),
+            "disk-kv": tuple(size_text(size) for size in self.disk_kv),
+        }
+        for name, values in shown.items():
+            if not values or len(set(values)) < len(values):
+                raise ConfigError(f"--{name} {','.join(values)}: name at least one, each once")
+        for host in self.host_kv:
+            for disk in self.disk_kv:
+                if 0 < disk <= host:
+                    raise ConfigError(
+                        f"--disk-kv {size_text(disk)}: is not larger than the host tier above it, {size_text(host)}, "
+                        "and would mostly keep second copies"
+                    )
+
+    @property
+    def servings(self) -> tuple[Serving, ...]:
+        """Ways to serve that finalists are simulated under, the one first that others are compared with."""
+        return tuple(
+            Serving(router=router, host_kv_bytes=host, disk_kv_bytes=disk)
+            for router in self.routers
+            for host in self.host_kv
+            for disk in self.disk_kv
+        )
+
     def origin(self, name: str) -> str:
         """Where the value of a field came from: "default", "given", or what `origins` says."""
         return self.origins.get(name, DEFAULT)
@@ -132,7 +169,7 @@ class SearchRequest:
     def lines(self) -> list[str]:
         """Every value with its origin, for people; printed before the search."""
         shown = ((one.name, getattr(self, one.name)) for one in fields(self) if one.name != "origins")
-        return [f"{name} = {_text(value)} ({self.origin(name)})" for name, value in shown if value is not None]
+        return [f"{name} = {_text(name, value)} ({self.origin(name)})" for name, value in shown if value is not None]
 
 
 def search_request(given: Mapping[str, object], origin: str = GIVEN) -> SearchRequest:
@@ -146,7 +183,9 @@ def search_request(given: Mapping[str, object], origin: str = GIVEN) -> SearchRe
     return SearchRequest(**given, origins=dict.fromkeys(given, origin))  # type: ignore[arg-type]  # names are checked
 
 
-def _text(value: object) -> str:
+def _text(name: str, value: object) -> str:
+    if name in ("host_kv", "disk_kv") and isinstance(value, tuple):
+        return ", ".join(size_text(one) if one else "none" for one in value)
     if isinstance(value, tuple):
         return ", ".join(str(one) for one in value)
     if isinstance(value, Sla):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from aiconfig.estimate import CLOSED_FORM, Estimate
+from aiconfig.gains import Gain, gains_of
 from aiconfig.objectives import OBJECTIVES, Objective, Terms
 from aiconfig.outcome import Miss, Scored, SearchResult
 from aiconfig.pareto import AXES, Axis, front
@@ -45,8 +46,9 @@ class Result:
     `found` are candidates in order: those that keep the limits best first, then the others by how far they miss them;
     those that were simulated, or the first ones by the closed form if none was. `front` names those of them that no
     other is better than in every one of `axes`. `examples` has one rejection of each reason. `nearest` is there if
-    nothing keeps the limits, `variations` are those of the first of `found`. `complete` is False after Ctrl-C and where
-    time ran out. `files` are those written beside, by path.
+    nothing keeps the limits, `gains` say what ways to serve are worth where several were simulated, `variations` are
+    those of the first of `found`. `complete` is False after Ctrl-C and where time ran out. `files` are those written
+    beside, by path.
     """
 
     request: SearchRequest
@@ -59,6 +61,7 @@ class Result:
     variations: tuple[Variation, ...]
     provenance: tuple[str, ...]
     notes: tuple[str, ...]
+    gains: tuple[Gain, ...] = ()
     soft: bool = False
     complete: bool = True
     files: tuple[str, ...] = ()
@@ -134,6 +137,7 @@ def result_of(
         variations=variations,
         provenance=outcome.provenance,
         notes=(*outcome.notes, *notes),
+        gains=gains_of(outcome.request, simulated, outcome.rejections),
         soft=soft,
         complete=complete,
     )

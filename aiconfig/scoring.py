@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
 
 from aiconfig.candidate import Candidate
@@ -79,6 +80,8 @@ class Scoring:
         self, candidate: Candidate, fit: Fit, estimate: Estimate, runs: int = 0, closed: Estimate | None = None
     ) -> Scored:
         """An estimate with its verdict and score; `closed` is the closed form's if `runs` were simulated."""
+        if closed is None:
+            estimate = replace(estimate, power_w=self.closed.power_w(candidate, estimate))
         return Scored(
             candidate=candidate,
             fit=fit,

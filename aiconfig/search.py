@@ -18,7 +18,9 @@ from aiconfig.outcome import Miss, Scored, SearchResult
 from aiconfig.reasons import Rejection
 from aiconfig.request import SearchRequest
 from aiconfig.scoring import Scoring, bought_front, rank
+from aiconfig.serving import USUAL_SERVING
 from aiconfig.space import Legal, Space
+from aiconfig.variants import idle_servings
 
 NOT_MODELLED: Final = (
     "the quality of answers, which smaller formats change",
@@ -76,7 +78,7 @@ def _result(
         nearest=None if kept else _nearest(scoring, judged, simulate),
         legal=legal,
         provenance=scoring.closed.provenance(shown[0].candidate) if shown else (),
-        notes=tuple(_notes(scoring, judged, rejections)),
+        notes=(*_notes(scoring, judged, rejections), *_serving_notes(request, simulated=simulate is not None)),
     )
 
 
@@ -116,4 +118,15 @@ def _notes(scoring: Scoring, judged: list[Scored], rejections: tuple[Rejection, 
     if unstable and not judged:
         most, name = max(unstable)
         notes.append(f"no deployment serves this rate; the most is {most:.4g} requests/s, by {name}")
+    return notes
+
+
+def _serving_notes(request: SearchRequest, *, simulated: bool) -> list[str]:
+    if request.servings == (USUAL_SERVING,):
+        return []
+    if not simulated:
+        return ["the closed form cannot tell ways to serve apart: routers and KV tiers were not looked at"]
+    notes = [f"no effect: {line}" for line in idle_servings(request)]
+    if any(request.host_kv) and all(request.gpu_of(role).host_bytes is None for role in ("mixed", "prefill")):
+        notes.append("host KV was not held against the memory of hosts: it is not known (host_gb in --hardware FILE)")
     return notes

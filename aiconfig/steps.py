@@ -5,10 +5,13 @@ Requests are of one length each: their mean. Nothing here knows a queue; `mixed`
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from aiconfig.candidate import Pool
 from aiconfig.memory import placement
 from aiconfig.physics import SHIPPED, Physics
 from twin.perf.build import build_latency
+from twin.perf.energy import Power, power
 from twin.perf.layers import rank_latency
 from twin.perf.protocol import PrefillChunk, Provenance
 from twin.perf.roofline import RooflineLatency
@@ -52,6 +55,11 @@ class Steps:
         self.ctx_tokens = ctx_tokens
         self._latency = rank_latency(base, pp=layout.pp, dp=layout.dp, nextn=nextn)
         self._decode: dict[int, float] = {}
+
+    @cached_property
+    def power(self) -> Power:
+        """What steps ask of each GPU of the worker, for an estimate of energy."""
+        return power(self.placed)
 
     @property
     def provenance(self) -> Provenance:

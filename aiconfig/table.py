@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypedDict
 
+from aiconfig.candidate import Candidate
 from aiconfig.names import candidate_of
 from aiconfig.outcome import Scored, SearchResult
 from aiconfig.reasons import Rejection
@@ -27,6 +28,9 @@ class Row(NamedTuple):
     mode: str
     gpus: int | None
     pools: str
+    router: str | None
+    host_kv_bytes: int | None
+    disk_kv_bytes: int | None
     reason: str | None
     needs: float | None
     has: float | None
@@ -83,6 +87,7 @@ def _scored(rank: int, one: Scored, why: Rejection | None, fronted: bool, outcom
         mode=one.candidate.mode,
         gpus=one.candidate.gpus,
         pools=" + ".join(pool.label for pool in one.candidate.pools),
+        **_served(one.candidate),
         reason=why.reason if why is not None else None,
         needs=why.needs if why is not None else None,
         has=why.has if why is not None else None,
@@ -115,9 +120,11 @@ def _rejected(why: Rejection, model: str) -> Row:
     except ConfigError:  # a rule on one worker of two is about that worker alone
         engine, _, rest = why.name.partition("-")
         mode, gpus, pools = rest.partition("-")[0], None, ""
+        served = _served(None)
     else:
         engine, mode, gpus = candidate.engine, candidate.mode, candidate.gpus
         pools = " + ".join(pool.label for pool in candidate.pools)
+        served = _served(candidate)
     return Row(
         name=why.name,
         rank=None,
@@ -125,11 +132,27 @@ def _rejected(why: Rejection, model: str) -> Row:
         mode=mode,
         gpus=gpus,
         pools=pools,
+        **served,
         reason=why.reason,
         needs=why.needs,
         has=why.has,
         unit=why.unit or None,
         detail=why.detail or None,
+    )
+
+
+class _Served(TypedDict):
+    router: str | None
+    host_kv_bytes: int | None
+    disk_kv_bytes: int | None
+
+
+def _served(candidate: Candidate | None) -> _Served:
+    serving = candidate.serving if candidate is not None else None
+    return _Served(
+        router=serving.router if serving else None,
+        host_kv_bytes=serving.host_kv_bytes if serving else None,
+        disk_kv_bytes=serving.disk_kv_bytes if serving else None,
     )
 
 

@@ -33,7 +33,8 @@ def deployment(candidate: Candidate) -> str:
         formats = pool.weights if pool.kv == pool.weights else f"{pool.weights}/{pool.kv}"
         pools.append(f"{role}{pool.label} {formats}")
     drafts = f", {candidate.nextn} drafts" if candidate.nextn else ""
-    return f"{candidate.engine} {' + '.join(pools)}{drafts}"
+    served = "".join(f", {part}" for part in candidate.serving.parts)
+    return f"{candidate.engine} {' + '.join(pools)}{drafts}{served}"
 
 
 def gpus(candidate: Candidate) -> str:

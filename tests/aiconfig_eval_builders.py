@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import random
 from dataclasses import replace
+from pathlib import Path
 
 from aiconfig.candidate import ROLES, Candidate, Pool
 from aiconfig.engines import ENGINE
@@ -39,6 +42,21 @@ def candidate(
         pools=tuple(pool(role, **changes) for role in ROLES[mode]),  # type: ignore[arg-type]
         nextn=nextn,
     )
+
+
+def shared_prompts(
+    path: Path, *, rows: int = 120, prefixes: int = 40, tokens: int = 2048, rate_rps: float = 4.0
+) -> Path:
+    """Write a trace in Mooncake's form: each prompt begins with one of `prefixes` texts of so many tokens, drawn
+    at random."""
+    stream, lines = random.Random(0), []
+    for row in range(rows):
+        first = stream.randrange(prefixes) * (tokens // 512)
+        ids = [*range(first, first + tokens // 512), 1_000_000 + row]
+        row_ = {"timestamp": int(1000 * row / rate_rps), "input_length": tokens + 256, "output_length": 16 + row % 8}
+        lines.append(json.dumps({**row_, "hash_ids": ids}))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
 
 
 def workload(**changes: object) -> Workload:

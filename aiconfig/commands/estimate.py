@@ -38,6 +38,9 @@ ONE_WORKER = (
     Option("--max-num-seqs", "N", "Running requests of a rank at most."),
     Option("--max-num-batched-tokens", "N", "Tokens of a step of a rank at most."),
     Option("--nextn", "N", "Draft tokens of a decode step."),
+    Option("--router", "MODE", "Router, with keys of [router] behind colons: kv:router_temperature=0.5."),
+    Option("--host-kv", "SIZE", "Host memory of a worker for KV, e.g. 64GiB."),
+    Option("--disk-kv", "SIZE", "Disk of a worker for KV, e.g. 1TB."),
 )
 ESTIMATE_OPTIONS = (
     Option("CANDIDATE", "CANDIDATE", "A deployment by its name, as a search prints it."),
@@ -106,6 +109,7 @@ def _parts(values: Values, request: SearchRequest) -> Candidate:
     """One pool of mixed workers out of its parts, with the first of what a search would try for the rest."""
     from aiconfig.candidate import ENGINES, Candidate, Pool
     from aiconfig.engines import ENGINE, MAX_NUM_SEQS
+    from aiconfig.serving import USUAL_ROUTER, Serving, router_choice, size_bytes
     from twin.perf.layout import Layout
     from twin.perf.names import pick
 
@@ -125,7 +129,12 @@ def _parts(values: Values, request: SearchRequest) -> Candidate:
         max_num_seqs=number("max_num_seqs", MAX_NUM_SEQS[0]),
         max_num_batched_tokens=number("max_num_batched_tokens", ENGINE[engine].batched_tokens[-1]),
     )
-    return Candidate(model=request.model, engine=engine, pools=(pool,), nextn=number("nextn", 0))
+    serving = Serving(
+        router=router_choice(values.get("router", USUAL_ROUTER)),
+        host_kv_bytes=size_bytes(values.get("host_kv", "0"), "--host-kv"),
+        disk_kv_bytes=size_bytes(values.get("disk_kv", "0"), "--disk-kv"),
+    )
+    return Candidate(model=request.model, engine=engine, pools=(pool,), nextn=number("nextn", 0), serving=serving)
 
 
 def _configured(values: Values, demand: Values) -> tuple[Candidate, SearchRequest]:

@@ -34,6 +34,16 @@ WHERE = (
     Option("--coefficients", "FILE", "Calibration of your own (twin calibrate), or priors; otherwise the shipped one."),
     Option("--strict", "", "Leave out what lies outside the calibrated range, instead of a note."),
 )
+SERVED = (
+    Option(
+        "--router",
+        "MODES",
+        "Routers to try, e.g. round_robin,kv, with keys of [router] behind colons: kv:router_temperature=0.5.",
+    ),
+    Option("--host-kv", "SIZES", "Host memory of a worker for KV to try, e.g. 0,64GiB."),
+    Option("--disk-kv", "SIZES", "Disk of a worker for KV to try, e.g. 0,1TB."),
+)
+"""What finalists are simulated under; the first value of each is what others are compared with."""
 DEMAND = (
     Option("--isl", "N", "Prompt tokens."),
     Option("--osl", "N", "Output tokens."),
@@ -83,6 +93,17 @@ def request_of(values: Values, extra: Mapping[str, object] = NOTHING) -> SearchR
     for option in ("max_num_seqs", "max_num_batched_tokens", "nextn"):
         if option in values:
             given[option] = tuple(_whole(option, word) for word in words(values, option))
+    if "router" in values:
+        from aiconfig.serving import router_choice
+
+        given["routers"] = tuple(router_choice(word) for word in words(values, "router"))
+    for option in ("host_kv", "disk_kv"):
+        if option in values:
+            given[option] = sizes(values, option)
+    if "planner" in values:
+        raise ConfigError(
+            f"--planner {values['planner']}: this version has no planners, so a search cannot try them; leave it out"
+        )
     if "hardware" in values:
         given["hardware"] = Path(values["hardware"])
     if "coefficients" in values:
@@ -198,6 +219,13 @@ def words(values: Values, name: str) -> tuple[str, ...]:
     if not all(found):
         raise ConfigError(f"{flag_of(name)} {values[name]}: a name is missing between the commas")
     return found
+
+
+def sizes(values: Values, name: str) -> tuple[int, ...]:
+    """Sizes with units as bytes."""
+    from aiconfig.serving import size_bytes
+
+    return tuple(size_bytes(word, flag_of(name)) for word in words(values, name))
 
 
 def whole(values: Values, name: str) -> int:

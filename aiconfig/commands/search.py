@@ -9,7 +9,7 @@ from pathlib import Path
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING
 
-from aiconfig.commands.line import DEMAND, WANTED, WHERE, flag_of, real, request_of, whole, words
+from aiconfig.commands.line import DEMAND, SERVED, WANTED, WHERE, flag_of, real, request_of, whole, words
 from twin.commands.replay_line import Option, Values
 from twin.commands.typed import command_of
 from twin.errors import ConfigError, Exit
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 SEARCH_OPTIONS = (
     *WANTED,
     *WHERE,
+    *SERVED,
+    Option("--planner", "NAMES", "Refused: this version has no planners to try."),
     *DEMAND,
     Option("--min-gpus", "", "Fewest GPUs that serve the load (--users or --rate) within the limits."),
     Option("--soft", "", "Limits are wishes: rank by how far they are missed, and exit 0."),
@@ -103,7 +105,7 @@ def _how(values: Values, objectives: tuple[str, ...]) -> How:
         raise ConfigError(
             f"--ray {values['ray']} and --jobs {values['jobs']}: the cluster says how many; leave one out"
         )
-    for name in ("jobs", "ray"):
+    for name in ("jobs", "ray", *(option.name for option in SERVED)):
         if "no_replay" in values and name in values:
             raise ConfigError(f"{flag_of(name)} {values[name]}: has no effect beside --no-replay; leave one out")
     timeout_s = real(values, "timeout") if "timeout" in values else None

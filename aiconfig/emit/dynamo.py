@@ -13,6 +13,7 @@ from aiconfig.candidate import Pool
 from aiconfig.emit.flags import Flags, find_flags, shipped
 from aiconfig.emit.kube_parts import NVIDIA, OPTIONS_FOLDER, SHARED_MEMORY, gpu_resource, head_lines, notes_of
 from aiconfig.emit.plan import Plan
+from aiconfig.emit.served import frontend_variables
 from aiconfig.emit.worker import Node, Words, last_words, options_of, worker_items, worker_words
 from aiconfig.emit.yamltext import Path, dump
 from policies.errors import CapabilityError
@@ -89,7 +90,11 @@ def _image(plan: Plan, flags: Flags) -> str:
 
 def _frontend(plan: Plan, flags: Flags) -> Node:
     main: Node = {"image": _image(plan, flags)}
-    return {"componentType": "frontend", "replicas": 1, "extraPodSpec": {"mainContainer": main}}
+    found: dict[str, Node] = {"componentType": "frontend", "replicas": 1}
+    variables = frontend_variables(plan.candidate.serving)
+    if variables:
+        found["envs"] = [{"name": name, "value": value} for name, value in variables.items()]
+    return {**found, "extraPodSpec": {"mainContainer": main}}
 
 
 def _service(plan: Plan, pool: Pool, flags: Flags) -> Node:

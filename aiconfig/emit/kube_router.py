@@ -6,8 +6,9 @@ both roles. vLLM brings none.
 from __future__ import annotations
 
 from aiconfig.emit.kube_parts import LEADER, OPTIONS_FOLDER, image_of, labels_of, name_of, probes
-from aiconfig.emit.launch import ROUTER_POLICY, SGLANG_ROUTER, TRTLLM_ROUTER, trtllm_router
+from aiconfig.emit.launch import SGLANG_ROUTER, TRTLLM_ROUTER, trtllm_router
 from aiconfig.emit.plan import PORT, Plan
+from aiconfig.emit.served import router_policy
 from aiconfig.emit.worker import Node
 from aiconfig.emit.yamltext import dump
 
@@ -40,7 +41,7 @@ def router_notes(plan: Plan) -> list[str]:
 
 
 def _sglang_args(plan: Plan) -> list[str]:
-    args = ["--pd-disaggregation", "--policy", ROUTER_POLICY]
+    args = ["--pd-disaggregation", "--policy", router_policy(plan.candidate.serving)]
     args += ["--service-discovery", "--service-discovery-namespace", "$(POD_NAMESPACE)"]
     args += ["--service-discovery-port", str(PORT)]
     for pool in plan.candidate.pools:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from aiconfig.candidate import Pool
 from aiconfig.emit.plan import BOOTSTRAP_PORT, NIXL_PORT, PORT, Plan
+from aiconfig.emit.served import router_policy
 from aiconfig.emit.worker import TITLES, Node, Words, options_of, worker_items, worker_words
 from aiconfig.emit.yamltext import dump, one_line
 from policies.errors import CapabilityError
@@ -19,8 +20,6 @@ MARK = "aiconfig:"
 SGLANG_ROUTER: tuple[str, ...] = ("python3", "-m", "sglang_router.launch_router")
 TRTLLM_ROUTER: tuple[str, ...] = ("trtllm-serve", "disaggregated")
 VLLM_ROUTER: tuple[str, ...] = ("vllm-router",)
-ROUTER_POLICY = "round_robin"
-"""As the twin routes a found deployment; SGLang's own choice goes by cached prefixes."""
 NAMES = "Names like prefill-0 stand for the addresses of your workers."
 
 
@@ -96,7 +95,7 @@ def _head(plan: Plan, pool: Pool) -> Iterator[str]:
         yield f"Start it once, within a Slurm allocation of {hosts} hosts: srun starts its ranks there."
     elif hosts > 1:
         yield f"Start it on each of the {hosts} hosts, NODE_RANK 0 to {hosts - 1} and LEADER the address of rank 0."
-    if plan.candidate.mode == "agg" and pool.replicas > 1:
+    if plan.candidate.mode == "agg" and pool.replicas > 1 and plan.candidate.serving.mode != "kv":
         yield "Put a load balancer in front that spreads requests evenly: that is what was predicted."
     for notice in plan.notices():
         yield f"note: {notice}"
@@ -176,7 +175,7 @@ def _router_script(plan: Plan, urls: Mapping[str, list[str]]) -> str:
         program, mode, bootstrap = VLLM_ROUTER, "--vllm-pd-disaggregation", []
     words = [
         Words(key="pd", words=(mode,), origin=""),
-        Words(key="policy", words=("--policy", ROUTER_POLICY), origin="as was predicted"),
+        Words(key="policy", words=("--policy", router_policy(plan.candidate.serving)), origin="as was predicted"),
     ]
     for url in urls["prefill"]:
         words.append(Words(key="p", words=("--prefill", f"http://{url}:{PORT}", *bootstrap), origin=""))

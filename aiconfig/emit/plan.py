@@ -15,6 +15,7 @@ from pathlib import Path
 
 from aiconfig.candidate import Candidate, Pool
 from aiconfig.emit.flags import Flags, Plain, find_flags
+from aiconfig.emit.served import serving_notices
 from aiconfig.engines import ENGINE
 from aiconfig.estimate import Estimate, Load
 from aiconfig.workload import Workload
@@ -181,7 +182,7 @@ class Plan:
                 )
         if any(pool.kv == "bf16" and self.flags["kv"].spelled("bf16") == "auto" for pool in self.candidate.pools):
             found.append("KV format auto is the model's own, unless the checkpoint brings scales for an FP8 cache")
-        return tuple(found)
+        return (*found, *serving_notices(self.candidate, self.flags))
 
 
 CONVERTS = {"vllm": ("fp8", "fp16"), "sglang": ("fp8", "fp16")}

@@ -15,8 +15,10 @@ from aiconfig.emit.flags import Flags, Plain, find_flags
 from aiconfig.emit.found import Found, Shape
 from aiconfig.emit.kube_parts import NOTE
 from aiconfig.emit.plan import checkpoints
+from aiconfig.emit.served import host_bytes
 from aiconfig.emit.worker import SHAPES
 from aiconfig.emit.yamltext import load
+from aiconfig.serving import Serving
 from policies.errors import ConfigError
 from policies.frozen import frozen
 from twin.perf.hardware import find_gpu
@@ -91,7 +93,13 @@ def import_commands(commands: Sequence[Command], stated: Stated) -> Imported:
             f"prefill and one of decode: give both files"
         )
     return Imported(
-        candidate=Candidate(model=models[0], engine=engines[0], pools=pools, nextn=drafts[0]),
+        candidate=Candidate(
+            model=models[0],
+            engine=engines[0],
+            pools=pools,
+            nextn=drafts[0],
+            serving=Serving(host_kv_bytes=max(host_bytes(worker.parsed.values, worker.pool) for worker in workers)),
+        ),
         notices=tuple(dict.fromkeys(notice for worker in workers for notice in worker.notices)),
         aside=tuple(dict.fromkeys(name for worker in workers for name in worker.parsed.aside)),
         unknown=tuple(dict.fromkeys(name for worker in workers for name in worker.parsed.unknown)),

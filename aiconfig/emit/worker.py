@@ -8,7 +8,8 @@ from aiconfig.candidate import Pool
 from aiconfig.emit import sglang, trtllm, vllm
 from aiconfig.emit.flags import Flags, Plain
 from aiconfig.emit.found import Found, Shape
-from aiconfig.emit.plan import Item, Plan
+from aiconfig.emit.plan import SEARCH, Item, Plan
+from aiconfig.emit.served import host_settings
 from policies.frozen import frozen
 
 Node = None | bool | int | float | str | list["Node"] | dict[str, "Node"]
@@ -46,7 +47,8 @@ class Options:
 
 def worker_items(plan: Plan, pool: Pool) -> tuple[Item, ...]:
     """The settings of one worker of the pool, in the order in which they are written."""
-    return tuple(ITEMS[plan.engine](plan, pool))
+    host = host_settings(plan.candidate, pool, plan.flags)
+    return (*ITEMS[plan.engine](plan, pool), *(Item(key=key, value=host[key], origin=SEARCH) for key in host))
 
 
 def worker_words(plan: Plan, pool: Pool) -> tuple[Words, ...]:

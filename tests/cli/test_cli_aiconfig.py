@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from aiconfig_eval_builders import shared_prompts
 from PIL import Image
 
 from aiconfig.commands.tree import PLACES
@@ -234,6 +235,52 @@ def test_an_open_loop_replays_too(aiconfig: Aiconfig, twin, folder: Path) -> Non
     best = result_of(folder / "s")["found"][0]["estimate"]  # type: ignore[index]
     assert twin("replay", "--config", folder / "s" / "best.toml", "--out", folder / "run", "--no-html").code == 0
     assert Report.load(folder / "run").latency.ttft_s.p95 == best["stats"]["ttft"]["p95"]
+
+
+SERVED = ("--router", "round_robin,kv", "--host-kv", "0,40GB")
+
+
+def test_ways_to_serve_are_compared_and_the_best_of_them_replays(aiconfig: Aiconfig, twin, folder: Path) -> None:
+    shared_prompts(folder / "t.jsonl", rows=200, prefixes=80)
+    line = ("--trace", "t.jsonl", "--arrivals", "closed", "--users", "16", "--gpu", "rtx_4090", "--gpus", "2")
+    workers = ("--mode", "agg", "--weights", "fp8", "--kv", "bf16", "--max-num-batched-tokens", "8192", "--top", "1")
+    ended = aiconfig("search", *line, *workers, *SERVED, "--sla", "ttft=2s", "--jobs", "1", "--quiet", "--out", "s")
+    assert ended.code == 0, ended.err
+    assert "served otherwise, against the same workers with round-robin router, no KV tiers" in ended.out
+    (both,) = (text for text in ended.out.splitlines() if text.strip().startswith("kv router, 40 GB host KV  +"))
+    assert "hit rate" in both
+    result = result_of(folder / "s")
+    gains = {gain["serving"]: gain for gain in result["gains"]}  # type: ignore[index,union-attr]
+    assert set(gains) == {"40 GB host KV", "kv router", "kv router, 40 GB host KV"}
+    best = result["found"][0]  # type: ignore[index]
+    assert twin("replay", "--config", folder / "s" / "best.toml", "--out", folder / "run", "--no-html").code == 0
+    report = Report.load(folder / "run")
+    assert report.latency.ttft_s.p95 == best["estimate"]["stats"]["ttft"]["p95"]
+    assert report.hit_rate == best["estimate"]["hit_share"]
+    assert best["candidate"]["serving"] != {"router": "round-robin", "host_kv_bytes": 0, "disk_kv_bytes": 0}
+    rows = pq.read_table(folder / "s" / "candidates.parquet").to_pylist()
+    assert {(row["router"], row["host_kv_bytes"]) for row in rows if row["reason"] is None} >= {
+        ("round-robin", 0), ("kv", 40 * 10**9)
+    }  # fmt: skip
+    priced = aiconfig("estimate", "--config", folder / "s" / "best.toml", "--json", "--no-replay")
+    assert json.loads(priced.out)["candidate"]["serving"] == best["candidate"]["serving"]
+    assert "How they are served" in (folder / "s" / "search.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ((*SERVED, "--no-replay"), "--router round_robin,kv: has no effect beside --no-replay; leave"),
+        (("--router", "kvv"), "router 'kvv' is not known; did you mean 'kv'?"),
+        (("--router", "kv,KV"), "--router kv,kv: name at least one, each once"),
+        (("--host-kv", "64"), "--host-kv 64: write a size like 64GiB"),
+        (("--planner", "load"), "--planner load: this version has no planners, so a search cannot try them"),
+    ],
+)
+def test_ways_to_serve_that_are_none(aiconfig: Aiconfig, line: tuple[str, ...], told: str) -> None:
+    ended = aiconfig("search", *line)
+    assert ended.code == 2
+    assert told in ended.complaint
 
 
 def test_the_same_search_gives_the_same_bytes(aiconfig: Aiconfig, searched: tuple[Path, str], tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ KEYS = (
     "scale_up_gb_s",
     "pcie_gb_s",
     "nic_gb_s",
+    "host_gb",
     "tdp_w",
     "source",
     "note",
@@ -57,6 +58,7 @@ class Gpu:
     scale_up_bytes_per_s: float | None
     pcie_bytes_per_s: float
     nic_bytes_per_s: float | None
+    host_bytes: int | None  # memory of the host, an even share for each of its GPUs; None: not known
     tdp_w: float
     source: str
     note: str
@@ -132,6 +134,7 @@ def _gpu(name: str, values: object, file: str) -> Gpu:
         scale_up_bytes_per_s=_scaled(entry.positive("scale_up_gb_s") if scale_up else None, 1e9),
         pcie_bytes_per_s=entry.positive("pcie_gb_s") * 1e9,
         nic_bytes_per_s=_scaled(entry.optional("nic_gb_s"), 1e9),
+        host_bytes=None if (host_gb := entry.optional("host_gb")) is None else round(host_gb * 1e9),
         tdp_w=entry.positive("tdp_w"),
         source=entry.text("source", "vendor data sheet"),
         note=entry.text("note", ""),

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from aiconfig.candidate import Candidate, Pool
 from aiconfig.names import candidate_of
+from aiconfig.serving import Serving
 from policies.errors import ConfigError
 from twin.perf.layout import Layout
 
@@ -25,14 +26,24 @@ POOLS = st.builds(
 )
 
 
+SERVINGS = st.builds(
+    Serving,
+    router=st.sampled_from(["round-robin", "least-loaded", "kv", "kv:router_temperature=1e-05:use_kv_events=false"]),
+    host_kv_bytes=st.sampled_from([0, 64 * 2**30, 1_500_000_000, 10**12, 123_456_789]),
+    disk_kv_bytes=st.sampled_from([0, 2**40, 10**9]),
+)
+
+
 def as_role(pool: Pool, role: str) -> Pool:
     return Pool(**{name: getattr(pool, name) for name in pool.__slots__} | {"role": role})
 
 
-@given(POOLS, POOLS, st.sampled_from(["vllm", "sglang", "trtllm"]), st.integers(0, 5), st.booleans())
-def test_a_name_read_back_is_the_candidate(first: Pool, second: Pool, engine: str, nextn: int, split: bool) -> None:
+@given(POOLS, POOLS, st.sampled_from(["vllm", "sglang", "trtllm"]), st.integers(0, 5), st.booleans(), SERVINGS)
+def test_a_name_read_back_is_the_candidate(
+    first: Pool, second: Pool, engine: str, nextn: int, split: bool, serving: Serving
+) -> None:
     pools = (as_role(first, "prefill"), as_role(second, "decode")) if split else (first,)
-    candidate = Candidate(model="m", engine=engine, pools=pools, nextn=nextn)
+    candidate = Candidate(model="m", engine=engine, pools=pools, nextn=nextn, serving=serving)
     assert candidate_of(candidate.name, "m") == candidate
 
 

@@ -105,7 +105,7 @@ def test_an_sla_below_every_idle_figure_is_answered_with_that_bound() -> None:
     assert found.nearest is not None
     bounds = [one.has for one in found.rejections if one.reason == "ttft_bound"]
     assert found.nearest.scored.estimate.value("ttft", "mean") == pytest.approx(min(bounds) / 1e3)  # type: ignore[type-var,operator]
-    assert f"nearest: {found.nearest.scored.candidate.name} at 1 users" in found.nearest.line
+    assert f"nearest: {found.nearest.scored.candidate.name} at 1 user," in found.nearest.line
     assert any("even one user alone" in note for note in found.notes)
 
 
@@ -198,6 +198,21 @@ def test_a_run_may_know_what_the_closed_form_does_not() -> None:
     assert found.best.score == -5.0  # 500 J for 100 tokens
 
 
+def test_the_shortlist_goes_by_the_energy_of_the_closed_form() -> None:
+    """Throughput for each GPU of the budget wants all of them; energy for a token wants few that are busy."""
+    given = {"gpus": 8, "modes": ("agg",), "objective": "energy", "load": Load(users=8), "top": 3}
+    request = search_request(given)
+    by_formula = search(request).ranked
+    assert all(one.score == -(one.estimate.power_w or 0.0) / one.estimate.output_tokens_per_s for one in by_formula)
+    assert [one.score for one in by_formula] == sorted((one.score for one in by_formula), reverse=True)
+    simulate = Played()
+    search(request, simulate)
+    asked_first = {name for name, _ in simulate.runs}
+    assert {one.candidate.name for one in by_formula[:3]} <= asked_first
+    fastest = search(search_request({**given, "objective": "throughput-per-gpu"})).ranked
+    assert by_formula[0].candidate.gpus < fastest[0].candidate.gpus
+
+
 # ---------------------------------------------------------------- laws
 
 
@@ -248,6 +263,15 @@ def test_the_same_request_gives_the_same_bytes_under_any_hash_seed(root: Path) -
 # ---------------------------------------------------------------- reasons
 
 
+SERVED = {
+    "workload": Workload(isl=1024, osl=256, prefix_tokens=512, trace=Path("mine.parquet"), requests=100),
+    "host_kv": (0, 10**12),
+    "routers": ("round-robin", "kv"),
+    "load": Load(users=4),
+}
+"""One worker has nothing to route, and no GPU of a host of 240 GB has a terabyte."""
+
+
 def reasons_reached() -> set[str]:
     found = [
         asked(model="qwen2.5-7b", gpus=8),
@@ -267,6 +291,7 @@ def reasons_reached() -> set[str]:
         played()[0],
         played(refuses="disagg")[0],
         search(search_request({"gpus": 4, "top": 1}), Played()),
+        search(search_request({"gpus": 1, "gpu": "gb200", "top": 1, **SERVED}), Played()),
     ]
     return {one.reason for result in found for one in result.rejections}
 

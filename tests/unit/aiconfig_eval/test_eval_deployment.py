@@ -14,8 +14,9 @@ from aiconfig.deployment import Setting, from_config, to_config, write_deploymen
 from aiconfig.engines import ENGINE
 from aiconfig.estimate import Load
 from aiconfig.physics import Physics
+from aiconfig.serving import Serving
 from policies.errors import ConfigError
-from twin.config import Config, RouterConfig, WorkerGroup
+from twin.config import Config, WorkerGroup
 from twin.perf.layout import Layout
 
 RANKS = Candidate(
@@ -27,7 +28,9 @@ RANKS = Candidate(
     ),
     nextn=1,
 )
+SERVED = Serving(router="kv:router_temperature=0.5", host_kv_bytes=40 * 2**30, disk_kv_bytes=10**12)
 ALL = [candidate(engine, mode, replicas=3, tp=2) for engine in ENGINE for mode in ("agg", "disagg")] + [RANKS]
+ALL += [replace(one, serving=SERVED) for one in (ALL[0], ALL[3], RANKS)]
 
 
 def _config(one: Candidate, tmp_path: Path, setting: Setting = Setting()) -> Config:  # noqa: B008
@@ -41,7 +44,7 @@ def test_there_and_back(one: Candidate, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("one", ALL, ids=lambda one: one.name)
 def test_what_is_written_is_what_was_made_and_nothing_is_without_effect(one: Candidate, tmp_path: Path) -> None:
-    setting = Setting(router=RouterConfig(mode="least-loaded"), sla="ttft=1s", usd_per_hour=2.5)
+    setting = Setting(sla="ttft=1s", usd_per_hour=2.5)
     read = _config(one, tmp_path, setting)
     made = to_config(one, workload(), Load(users=3), tmp_path / "workload.parquet", setting)
     assert read == made
@@ -110,6 +113,22 @@ def test_what_no_candidate_can_say_is_named(change: Callable[[WorkerGroup], Work
     config = to_config(candidate(), workload(), Load(users=3), Path("rows.parquet"))
     with pytest.raises(ConfigError, match=text):
         from_config(replace(config, workers=(change(config.workers[0]),)))
+
+
+def test_what_no_way_to_serve_can_say_is_named() -> None:
+    config = to_config(replace(candidate(), serving=SERVED), workload(), Load(users=3), Path("rows.parquet"))
+    group, router = config.workers[0], config.router
+    tiers, queue = replace(group.kvbm, peers=True), replace(router.queue, prefill_busy_tokens=9)
+    for changed, told in (
+        (
+            replace(config, workers=(replace(group, kvbm=tiers),)),
+            r"workers\.pool\.kvbm\.peers = True: a candidate cannot",
+        ),
+        (replace(config, router=replace(router, queue=queue)), r"router\.queue\.prefill_busy_tokens = 9"),
+        (replace(config, router=replace(router, mode="direct")), "direct is not searched"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            from_config(changed)
 
 
 def test_pools_that_differ_in_what_a_candidate_has_once_are_refused() -> None:

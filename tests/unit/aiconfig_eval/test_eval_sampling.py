@@ -50,5 +50,5 @@ def test_several_objectives_are_sampled_for_their_front() -> None:
 
 
 def test_an_objective_that_only_a_simulation_knows_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--objective energy: known from simulated runs alone"):
-        sample(REQUEST, StudyOptions(trials=5), ("energy",))
+    with pytest.raises(ConfigError, match="--objective goodput-per-gpu: known from simulated runs alone"):
+        sample(REQUEST, StudyOptions(trials=5), ("goodput-per-gpu",))
