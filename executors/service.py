@@ -87,15 +87,12 @@ class Service:
         return dict(self._thresholds)
 
     def set_busy_thresholds(self, changes: Mapping[str, float | None]) -> None:
-        for name, limit in changes.items():
-            if name not in self._thresholds:
-                raise ConfigError(f"{name}: there is no such limit; there are {', '.join(self._thresholds)}")
-            if limit is not None and not limit > 0:
-                raise ConfigError(f"{name} = {limit}: a limit is above 0, and null takes it away")
+        told = tuple(Threshold(name=name, limit=limit) for name, limit in changes.items())
+        event = BusyThresholdsChanged(at_s=self.world.clock.now(), changes=told)
+        BusySettings().changed(event)
         if not self._sets:
             raise ConfigError("the router was started without limits on load: set one of [router.busy] and start again")
-        told = tuple(Threshold(name=name, limit=limit) for name, limit in changes.items())
-        self.world.post(BusyThresholdsChanged(at_s=self.world.clock.now(), changes=told))
+        self.world.post(event)
         self._thresholds |= changes
 
 
