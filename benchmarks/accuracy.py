@@ -4,6 +4,7 @@
     python benchmarks/accuracy.py --table mine.csv                 # over a table of yours
     python benchmarks/accuracy.py --fit a.parquet --score b.parquet
     python benchmarks/accuracy.py --peer                           # beside aiconfigurator-core, where it answers
+    python benchmarks/accuracy.py --plot docs/accuracy.png         # predicted / measured, as a picture
 
 No row is ever scored with a fit that has seen it. Seeded; the same table gives the same figures.
 """
@@ -15,13 +16,17 @@ import math
 import os
 import sys
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from policies.errors import CapabilityError, ConfigError
+from accuracy_goals import FOLDED, goal_table, ranking
+from accuracy_plot import draw
+
+from policies.errors import ConfigError
 from twin.calibrate import folds
 from twin.calibrate.bands import Metrics
 from twin.calibrate.columns import parse_columns
@@ -30,10 +35,9 @@ from twin.calibrate.fit import fit, uncalibrated
 from twin.calibrate.fitted import Design
 from twin.calibrate.measured import read_table
 from twin.calibrate.pricing import Means
-from twin.calibrate.shapes import COLUMNS
 from twin.calibrate.study import design_of, errors_by_slice
 from twin.calibrate.tables import markdown_table, text_table
-from twin.perf.protocol import LatencyModel, PrefillChunk
+from twin.sweep_pool import usable_cores
 
 SHARED = Path(os.environ.get("DYNATWIN_SHARED", Path(__file__).resolve().parents[2] / "shared"))
 TABLE = SHARED / "validation" / "silicon" / "agg_train.parquet"
@@ -68,82 +72,49 @@ def part(design: Design, predicted: Means, rows: np.ndarray | None = None) -> Me
     return Metrics(tpot=found[0], ttft=found[1])
 
 
-def peer_means(design: Design) -> Means:
-    """What step times of aiconfigurator-core give for the same schedules and protocol; NaN where it refuses.
-
-    It has no path outside the engine, so it gets the one of our fit to all rows.
-    """
-    from twin.perf.external import Names, silicon
-
-    models: dict[int, LatencyModel | None] = {}
-    for at, (engine, placed) in enumerate(design.cells):
-        try:
-            models[at] = silicon(placed, engine, "accuracy", Names())
-        except (CapabilityError, ConfigError) as error:
-            if "pip install" in str(error):
-                sys.exit(f"accuracy: {error}")
-            models[at] = None
-    found = fit(design)
-    own, inside = design.predict(found), design.inside(found)
-    ttft, tpot = np.full(len(design.rows), math.nan), np.full(len(design.rows), math.nan)
-    for at, (cell, shapes) in enumerate(zip(design.cell.tolist(), design.shapes, strict=True)):
-        model = models[cell]
-        try:
-            seconds = None if model is None else np.array([_priced(model, line) for line in shapes.work])
-        except CapabilityError:
-            seconds = None
-        if seconds is not None:
-            ttft[at] = shapes.ttft @ seconds + own.ttft[at] - inside.ttft[at]
-            tpot[at] = shapes.tpot @ seconds
-    return Means(ttft, tpot)
-
-
-def _priced(model: LatencyModel, line: np.ndarray) -> float:
-    """Seconds of one shape. How many prompts share its tokens follows from their pairs."""
-    work = dict(zip(COLUMNS, line.tolist(), strict=True))
-    batch = round(work["sequences"])
-    ctx = round(work["ctx_tokens"])
-    prompt = round(work["tokens"]) - batch
-    if prompt < 1:
-        return model.decode_piece(max(1, batch), max(1, ctx)).g0
-    pairs = work["pairs"] or work["window_pairs"]
-    count = max(1, round(prompt * prompt / (2 * pairs)))
-    new = max(1, prompt // count)
-    past = max(0, round((pairs / count - new * (new + 1) / 2) / new))
-    return model.step_s([PrefillChunk(new, past, 0, True)] * count, batch, ctx, 0, 0)
-
-
 def main() -> None:
     args = _arguments()
     began = time.process_time()
     show = markdown_table if args.markdown else text_table
     try:
         table, design = design_of(read_table(args.fit or args.table, args.columns), jobs=args.jobs, seed=args.seed)
-        if args.score is not None:
+        if args.score is None:
+            ours = folds.unseen(design, folds.by_group)
+        else:
             found = fit(design)
             table, design = design_of(read_table(args.score, args.columns), jobs=args.jobs, seed=args.seed)
+            ours = design.predict(found)
     except ConfigError as error:
         sys.exit(f"accuracy: {error}")
     left_out = ", ".join(f"{count} {why}" for why, count in sorted(table.left_out.items())) or "none"
-    print(
-        f"{table.name} ({table.digest}), {len(design.rows):,} runs, seed {args.seed}; left out: {left_out}; errors in %"
-    )
-    if args.score is not None:
-        print(f"\nfitted to {args.fit.name}\n{show(errors_by_slice(design, design.predict(found)))}")
-        ours = design.predict(found)
-    else:
-        print(f"\n{folds.FOLDS} folds over configurations")
-        ours = folds.unseen(design, folds.by_group)
-        print(show(errors_by_slice(design, ours)))
-        print(f"\nnever measured\n{show(never_measured(design))}")
+    print(f"{table.name} ({table.digest}), {len(design.rows):,} runs, seed {args.seed}; left out: {left_out}; in %")
+    by_slice = errors_by_slice(design, ours)
+    print(f"\n{f'fitted to {args.fit.name}' if args.score else f'{folds.FOLDS} folds over configurations'}")
+    print(show(by_slice))
+    if args.score is None:
+        lacking = never_measured(design)
+        print(f"\nnever measured\n{show(lacking)}")
+        by_slice |= {FOLDED: by_slice["overall"], **lacking}
+    print(f"\ngoals\n{goal_table(by_slice)}")
+    order = ranking(design, ours)
+    if order is not None:
+        print("", *order.lines(), sep="\n")
     if args.peer:
-        peer = peer_means(design)
-        answered = ~np.isnan(peer.tpot)
-        same = {"aiconfigurator-core": part(design, peer, answered), "ours": part(design, ours, answered)}
-        print(f"\naiconfigurator-core, refusals as 100 %\n{show(errors_by_slice(design, peer))}")
-        print(f"\nboth, where it answers\n{show(same)}")
+        _beside_peer(design, ours, show)
+    if args.plot is not None:
+        draw(design, ours, args.plot)
     print(f"\n{FLOOR}")
     print(f"{time.process_time() - began:.0f} CPU seconds in this process", file=sys.stderr)
+
+
+def _beside_peer(design: Design, ours: Means, show: Callable[[Mapping[str, Metrics]], str]) -> None:
+    from accuracy_peer import peer_means
+
+    peer = peer_means(design)
+    answered = ~np.isnan(peer.tpot)
+    same = {"aiconfigurator-core": part(design, peer, answered), "ours": part(design, ours, answered)}
+    print(f"\naiconfigurator-core, refusals as 100 %\n{show(errors_by_slice(design, peer))}")
+    print(f"\nboth, where it answers\n{show(same)}")
 
 
 def _arguments() -> argparse.Namespace:
@@ -153,9 +124,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--score", type=Path, help="... and score this one")
     parser.add_argument("--columns", type=lambda text: parse_columns([text]), default={}, help="FIELD=COLUMN,...")
     parser.add_argument("--peer", action="store_true", help="score aiconfigurator-core too")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw predicted / measured by users and lengths")
     parser.add_argument("--markdown", action="store_true", help="tables for a document")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--jobs", type=int, default=usable_cores())
     args = parser.parse_args()
     if (args.fit is None) != (args.score is None):
         parser.error("--fit and --score go together")

@@ -6,6 +6,7 @@ what a job is.
 
 from __future__ import annotations
 
+import os
 import signal
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,13 @@ Result = TypeVar("Result")
 
 GRACE_S = 5.0
 """How long a process that was told to end may take before it is killed."""
+
+
+def usable_cores() -> int:
+    """The cores that this process may use, where the system tells, else those that there are."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def run_jobs(

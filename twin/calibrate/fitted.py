@@ -111,17 +111,23 @@ class Design:
 
     def inside(self, source: Source) -> Means:
         """The same without the path outside the engine."""
-        return self.pricing.means(self.table([source.coefficients(*cell) for cell in self.cells]))
+        return self._inside(self._coefficients(source))
 
     def predict(self, source: Source) -> Means:
         """The mean TTFT, with the path outside the engine, and the mean TPOT of every row."""
-        coefficients = [source.coefficients(engine, placed) for engine, placed in self.cells]
-        inside = self.inside(source)
+        coefficients = self._coefficients(source)
+        inside = self._inside(coefficients)
         cells = self.cell.tolist()
         usual_s = [coefficients[at].client_s for at in cells]
         constant = np.array([source.client_s(row, own_s) for row, own_s in zip(self.rows, usual_s, strict=True)])
         per_token = np.array([coefficients[at].client_s_per_token for at in cells])
         return Means(inside.ttft + constant + per_token * self.prompt_tokens, inside.tpot)
+
+    def _coefficients(self, source: Source) -> list[Coefficients]:
+        return [source.coefficients(engine, placed) for engine, placed in self.cells]
+
+    def _inside(self, coefficients: Sequence[Coefficients]) -> Means:
+        return self.pricing.means(self.table(coefficients))
 
 
 def _times(rows: Sequence[Measurement], metric: str) -> F64:

@@ -16,7 +16,7 @@ from reports.columns import ColumnFile
 from reports.record import STEPS
 from twin.calibrate.fitted import Design
 from twin.calibrate.measured import Measurement, Table
-from twin.calibrate.shapes import COLUMNS, F64, Shapes, window_of
+from twin.calibrate.shapes import F64, Shapes, window_of, work_row
 from twin.calibrate.unit_time import Asked
 from twin.cluster import placement_of
 from twin.config import Config, WorkerGroup
@@ -104,10 +104,8 @@ def _kinds(name: str, group: WorkerGroup, steps: _Steps, mine: np.ndarray) -> li
 def _one_shape(asked: Asked, dp: int, window_tokens: int) -> Shapes:
     """A table of one step, which a "TPOT" of this row is the time of."""
     work = step_work(*asked, dp=dp, window_tokens=window_tokens)
-    near = min(work.ctx_tokens, window_tokens * work.sequences)
-    line = np.array([[*work[:6], near, *work[6:]]], dtype=np.float64)
-    assert line.shape[1] == len(COLUMNS)
-    return Shapes(work=line, ttft=np.zeros(1), tpot=np.ones(1), prompt_tokens=0.0, steps=1)
+    line = np.array([work_row(work, window_tokens)], dtype=np.float64)
+    return Shapes(work=line, ttft=np.zeros(1), tpot=np.ones(1), prompt_tokens=0.0)
 
 
 def _refuse_drafts(config: Config) -> None:

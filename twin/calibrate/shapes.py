@@ -35,11 +35,11 @@ class Shapes:
     ttft: F64
     tpot: F64
     prompt_tokens: float  # of a request, in the mean
-    steps: int
 
-    def column(self, name: str) -> F64:
-        values: F64 = self.work[:, COLUMNS.index(name)]
-        return values
+
+def work_row(work: StepWork, window_tokens: int) -> tuple[float, ...]:
+    """The `COLUMNS` of one step."""
+    return (*work[:6], min(work.ctx_tokens, window_tokens * work.sequences), *work[6:])
 
 
 def window_of(model: Model) -> int:
@@ -77,8 +77,7 @@ class ShapeLog:
             return
         chunks, batch, ctx_tokens, resumed, resumed_ctx = asked
         work = step_work(chunks, batch, ctx_tokens, resumed, resumed_ctx, dp=self._dp, window_tokens=self._window)
-        near = min(work.ctx_tokens, self._window * work.sequences)
-        self._rows.append((*work[:6], near, *work[6:], 1, self.waiting, self._decoding, len(chunks)))
+        self._rows.append((*work_row(work, self._window), 1, self.waiting, self._decoding, len(chunks)))
 
     def add_decodes(self, batch: int, ctx_tokens: int, steps: int) -> None:
         """`steps` steps of a standing batch, at its mean context."""
@@ -106,7 +105,6 @@ class ShapeLog:
             ttft=np.bincount(bins, ttft).astype(np.float64),
             tpot=np.bincount(bins, tpot).astype(np.float64),
             prompt_tokens=float(np.mean(loop.prompts)),
-            steps=int(steps.sum()),
         )
 
 

@@ -9,7 +9,7 @@ from datetime import date
 from twin.calibrate.bands import Bands, Metrics
 from twin.calibrate.fitted import Design, Fit
 from twin.calibrate.measured import Measurement, Table
-from twin.calibrate.parameters import OUTSIDE
+from twin.calibrate.parameters import FACTORS, OUTSIDE
 
 HEAD = """\
 # Coefficients of the roofline model, fitted by `twin calibrate`: docs/calibration.md says what stands here.
@@ -43,7 +43,7 @@ def _lines(table: Table, design: Design, fit: Fit, bands: Bands, day: date) -> L
     for model, factors in fit.factors.items():
         yield ""
         yield f'[calibration.factors."{model}"]'
-        yield from _numbers({name: getattr(factors, name) for name in ("m_decode", "m_prefill", "m_client")})
+        yield from _numbers({name: getattr(factors, name) for name in FACTORS})
     for (engine, family), values in fit.blocks.items():
         rows = [row for row in design.rows if (row.engine, row.family) == (engine, family)]
         name = f"{engine}-{family}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,10 +13,13 @@ import typer
 from twin.errors import CapabilityError, ConfigError, Exit
 
 if TYPE_CHECKING:
+    from twin.calibrate.bands import Metrics
     from twin.calibrate.fitted import Design
     from twin.calibrate.measured import Table
+    from twin.calibrate.study import Study
 
-SOURCES = ("table", "run")
+LABELS = {"table": "TPOT", "run": "step"}
+"""What can be fitted to, and what the time of its steps is called."""
 
 
 def calibrate(
@@ -43,11 +46,20 @@ def calibrate(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
 ) -> int:
     """Fit the roofline's coefficients to measured runs, and say how far off they are where nothing was measured."""
-    from twin.calibrate.fitted import FromFile
-    from twin.calibrate.study import errors_by_slice, study, worse
-    from twin.calibrate.tables import text_table
-    from twin.calibrate.write import calibration_text
+    from twin.calibrate.study import study
 
+    source = _checked(source, out, check, live)
+    told = _silent if quiet else _progress
+    table, design = _measured(source, columns or [], jobs, seed, told)
+    done = study(table, design, told)
+    after = _tell(done, source[0])
+    if out is not None:
+        _write(done, out)
+    return Exit.OK if check is None else _compare(done, after, check, source[0])
+
+
+def _checked(source: tuple[str, str] | None, out: Path | None, check: Path | None, live: str | None) -> tuple[str, str]:
+    """What is to be fitted; refuses a line without that, or with nowhere for what comes of it."""
     if live is not None:
         raise CapabilityError(
             f"--live {live}: probing a server is not there yet; measure it with a load generator and give the table: "
@@ -59,23 +71,46 @@ def calibrate(
         raise ConfigError("nowhere to write: give --out FILE, or --check OLD to compare only")
     if check is not None and not check.is_file():
         raise ConfigError(f"--check {check}: there is no such file")
-    told: Callable[[str], None] = (
-        (lambda what: None) if quiet else (lambda what: print(f"twin: {what}", file=sys.stderr))
-    )
-    table, design = _measured(source, columns or [], jobs or _cores(), seed, told)
-    done = study(table, design, told)
-    label = "step" if source[0] == "run" else "TPOT"
-    print(_head(table, source[0]))
-    after = errors_by_slice(design, design.predict(done.fit))
-    print(f"\nruns of the fit\n{text_table(after, label)}")
-    print(f"\nconfigurations not in the fit\n{text_table(errors_by_slice(design, done.bands.configurations), label)}")
-    if out is not None:
-        out.write_text(calibration_text(table, design, done.fit, done.bands, date.today()), encoding="utf-8")
-        print(f'\nwrote {out}\nuse   [workers.latency] coefficients = "{out}"')
-    if check is None:
-        return Exit.OK
-    before = errors_by_slice(design, design.predict(FromFile(str(check))))
-    print(f"\nbefore, with {check}\n{text_table(before, label)}")
+    return source
+
+
+def _silent(what: str) -> None:
+    """Progress under --quiet."""
+
+
+def _progress(what: str) -> None:
+    print(f"twin: {what}", file=sys.stderr)
+
+
+def _tell(done: Study, kind: str) -> dict[str, Metrics]:
+    """Print what was fitted and its errors, seen and unseen; returns those of the rows of the fit."""
+    from twin.calibrate.study import errors_by_slice
+    from twin.calibrate.tables import text_table
+
+    design, label = done.design, LABELS[kind]
+    seen = errors_by_slice(design, design.predict(done.fit))
+    unseen = errors_by_slice(design, done.bands.configurations)
+    print(_head(done.table, kind))
+    print(f"\nruns of the fit\n{text_table(seen, label)}")
+    print(f"\nconfigurations not in the fit\n{text_table(unseen, label)}")
+    return seen
+
+
+def _write(done: Study, out: Path) -> None:
+    from twin.calibrate.write import calibration_text
+
+    out.write_text(calibration_text(done.table, done.design, done.fit, done.bands, date.today()), encoding="utf-8")
+    print(f'\nwrote {out}\nuse   [workers.latency] coefficients = "{out}"')
+
+
+def _compare(done: Study, after: Mapping[str, Metrics], old: Path, kind: str) -> int:
+    """Print the errors of an old file on the same rows, and which slices got worse."""
+    from twin.calibrate.fitted import FromFile
+    from twin.calibrate.study import errors_by_slice, worse
+    from twin.calibrate.tables import text_table
+
+    before = errors_by_slice(done.design, done.design.predict(FromFile(str(old))))
+    print(f"\nbefore, with {old}\n{text_table(before, LABELS[kind])}")
     found = worse(before, after)
     for line in found:
         print(f"worse: {line}")
@@ -84,14 +119,15 @@ def calibrate(
 
 
 def _measured(
-    source: tuple[str, str], columns: list[str], jobs: int, seed: int, told: Callable[[str], None]
+    source: tuple[str, str], columns: list[str], jobs: int | None, seed: int, told: Callable[[str], None]
 ) -> tuple[Table, Design]:
     from twin.calibrate.columns import parse_columns
     from twin.calibrate.measured import read_table
     from twin.calibrate.study import design_of
+    from twin.sweep_pool import usable_cores
 
     kind, path = source
-    if kind not in SOURCES:
+    if kind not in LABELS:
         raise ConfigError(f"--from {kind}: not a source; give --from table FILE, or --from run RUNDIR")
     if kind == "run":
         from twin.calibrate.from_run import read_run
@@ -99,7 +135,8 @@ def _measured(
         if columns:
             raise ConfigError("--columns: has no effect with --from run, whose columns are known")
         return read_run(Path(path))
-    return design_of(read_table(Path(path), parse_columns(columns)), jobs=jobs, seed=seed, told=told)
+    read = read_table(Path(path), parse_columns(columns))
+    return design_of(read, jobs=jobs or usable_cores(), seed=seed, told=told)
 
 
 def _head(table: Table, kind: str) -> str:
@@ -112,9 +149,3 @@ def _head(table: Table, kind: str) -> str:
         told = ", ".join(f"{count:,} {reason}" for reason, count in sorted(table.left_out.items()))
         lines.append(f"left out {told}")
     return "\n".join(lines)
-
-
-def _cores() -> int:
-    from twin.commands.sweep import _cores as cores
-
-    return cores()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,9 +43,10 @@ def run(values: Values) -> int:
     from twin.sweep import sweep as run_sweep
     from twin.sweep import sweep_name
     from twin.sweep_plan import NO_LIST, parse_vary, plan_sweep, read_list
+    from twin.sweep_pool import usable_cores
 
     shown = chosen_figures(values.get("metric", ()))
-    jobs = _whole(values, "jobs", _cores())
+    jobs = _whole(values, "jobs", usable_cores())
     plan = plan_sweep(
         file=_path(values, "config"),
         flags={option.flag: values.get(option.name) for option in OPTIONS if option.flag in FLAGS},
@@ -89,13 +89,6 @@ def _whole(values: Values, name: str, usual: int) -> int:
     if not str(given).isascii() or not str(given).isdigit() or int(given) < 1:
         raise ConfigError(f"--{name} {given}: must be a whole number, 1 or more")
     return int(given)
-
-
-def _cores() -> int:
-    """The cores that this process may use, where the system tells, else those that there are."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _tell(done: Swept, *, json: bool) -> int:

@@ -56,7 +56,7 @@ def shapes_of(one: Measurement, steps: list[Asked]) -> Shapes:
             log.add_decodes(asked.batch, asked.ctx_tokens, 1)
     work = log.work()
     weight = np.ones(len(work))
-    return Shapes(work=work, ttft=weight, tpot=weight, prompt_tokens=1.0, steps=len(work))
+    return Shapes(work=work, ttft=weight, tpot=weight, prompt_tokens=1.0)
 
 
 @pytest.mark.parametrize("one", ROWS, ids=lambda one: one.name)
@@ -78,7 +78,7 @@ def test_a_leap_costs_what_its_steps_cost() -> None:
         log.add_decodes(16, 16 * 100, 300)
         work = log.work()
         table = np.array([cost_row(step_costs(one.placed, KNOWN))])
-        mean = Pricing([Shapes(work=work, ttft=np.ones(1), tpot=np.ones(1), prompt_tokens=1.0, steps=1)], [0])
+        mean = Pricing([Shapes(work=work, ttft=np.ones(1), tpot=np.ones(1), prompt_tokens=1.0)], [0])
         model = roofline(one, KNOWN)
         steps = [model.decode_piece(16, 16 * (100 + j)).g0 for j in range(300)]
         assert mean.seconds(table)[0] == pytest.approx(sum(steps) / 300, rel=1e-9), one.name
