@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import replace
+from pathlib import Path
 
 from policies.cluster.blocks import NO_BLOCKS, Branch
 from policies.cluster.ids import RequestId
@@ -18,6 +20,12 @@ from twin.perf.memory import Placement
 from twin.perf.models import find_model
 from twin.perf.protocol import LatencyModel
 from twin.perf.roofline import RooflineLatency
+
+KNOWN = Coefficients(
+    e_bw=0.75, e_gemm=0.55, e_moe_bw=0.8, e_moe=0.2, e_kv=0.6, e_attn=0.3, alpha_s=2e-6, e_link=0.4,
+    t_launch_s=45e-6, h0_s=5e-4, h_seq_s=15e-6, h_prefill_s=4e-3, client_s=0.04,
+)  # fmt: skip
+"""A cluster to measure."""
 
 
 def row(
@@ -101,3 +109,20 @@ def measured_by(one: Measurement, coefficients: Coefficients, seed: int = 0) -> 
     prompts = closed_loop(one, seed).prompts
     outside = coefficients.client_s + coefficients.client_s_per_token * sum(prompts) / len(prompts)
     return replace(one, ttft_s=ttft + outside, tpot_s=tpot)
+
+
+def write_table(path: Path, rows: list[Measurement]) -> None:
+    """The rows as a CSV file that `read_table` reads."""
+    head = ("engine", "arch", "gpu", "weights", "attn_tp", "isl", "osl", "len_min_ratio", "concurrency", "num_prompts",
+            "max_num_batched_tokens", "max_num_seqs", "kv_cache_dtype", "ttft_ms", "tpot_ms")  # fmt: skip
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(head)
+        for one in rows:
+            assert one.ttft_s is not None
+            assert one.tpot_s is not None
+            writer.writerow((
+                one.engine, one.model, one.placed.gpu.name, one.placed.weights, one.placed.layout.tp, one.isl, one.osl,
+                one.length_ratio, one.users, one.prompts, one.max_num_batched_tokens, one.max_num_seqs, one.placed.kv,
+                one.ttft_s * 1e3, one.tpot_s * 1e3,
+            ))  # fmt: skip

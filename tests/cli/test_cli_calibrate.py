@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 
 import pytest
-from closed_loop import measured_by, row
-
-from twin.calibrate.measured import Measurement
-from twin.perf.coefficients import Coefficients
-
-KNOWN = Coefficients(
-    e_bw=0.75, e_gemm=0.55, e_moe_bw=0.8, e_moe=0.2, e_kv=0.6, e_attn=0.3, alpha_s=2e-6, e_link=0.4,
-    t_launch_s=45e-6, h0_s=5e-4, h_seq_s=15e-6, h_prefill_s=4e-3, client_s=0.04,
-)  # fmt: skip
+from closed_loop import KNOWN, measured_by, row, write_table
 
 
 @pytest.fixture(scope="session")
@@ -26,22 +17,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for model, tp in (("llama-3.1-8b", 1), ("llama-3.1-70b", 4)) for users in (1, 2, 8, 24)]  # fmt: skip
     write_table(path, rows)
     return path
-
-
-def write_table(path: Path, rows: list[Measurement]) -> None:
-    head = ("engine", "arch", "gpu", "weights", "attn_tp", "isl", "osl", "len_min_ratio", "concurrency", "num_prompts",
-            "max_num_batched_tokens", "max_num_seqs", "kv_cache_dtype", "ttft_ms", "tpot_ms")  # fmt: skip
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(head)
-        for one in rows:
-            assert one.ttft_s is not None
-            assert one.tpot_s is not None
-            writer.writerow((
-                one.engine, one.model, one.placed.gpu.name, one.placed.weights, one.placed.layout.tp, one.isl, one.osl,
-                one.length_ratio, one.users, one.prompts, one.max_num_batched_tokens, one.max_num_seqs, one.placed.kv,
-                one.ttft_s * 1e3, one.tpot_s * 1e3,
-            ))  # fmt: skip
 
 
 def test_a_table_becomes_a_file_that_a_replay_takes(twin, runs: Path, root: Path, tmp_path: Path) -> None:
