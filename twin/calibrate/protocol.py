@@ -24,6 +24,11 @@ is half of what all prompts take one after the other, and their TPOT that of dec
 read so, the mean error of SGLang falls from 14.7 to 11.1 % (TPOT) and from 45 to 35 % (TTFT)."""
 
 
+BALANCE_STEPS = 60
+"""Attention-DP ranks of TensorRT-LLM wait so many steps for each other's prompts: `timeout_iters` beside
+`enable_balance` in the public launch scripts."""
+
+
 @frozen
 class ClosedLoop:
     """`users` at a time, until all prompts are answered; lengths by request in sending order."""

@@ -15,7 +15,7 @@ from policies.cluster.ids import RequestId
 from policies.errors import EngineError
 from policies.frozen import frozen
 from twin.calibrate.measured import Measurement
-from twin.calibrate.protocol import ClosedLoop, closed_loop
+from twin.calibrate.protocol import BALANCE_STEPS, ClosedLoop, closed_loop
 from twin.calibrate.served import engine_settings
 from twin.calibrate.shapes import ShapeLog, Shapes, window_of
 from twin.calibrate.unit_time import UnitLatency
@@ -27,18 +27,35 @@ from twin.engine.settings import EngineSettings
 
 @frozen
 class Inbox:
-    """Engines that look for new requests every `poll_steps` steps, or wait up to `wait_steps` for `wait_tokens`."""
+    """Engines that look for new requests every `poll_steps` steps, or wait up to `wait_steps` for `wait_tokens`; or, if
+    there are `ranks`, for a prompt on each of them, up to `wait_steps` after the last ones."""
 
     poll_steps: int = 1
     wait_steps: int = 0
     wait_tokens: float = 0.0
+    ranks: int = 1
+
+    def is_full(self, held: Rows[Sequence], decoding: int) -> bool:
+        """Whether the wait is over, or there is no decode that it would keep from being disturbed."""
+        if decoding < self.ranks:
+            return True
+        if self.ranks > 1:
+            return len(held) >= self.ranks
+        return sum(seq.prompt for seq in held) >= self.wait_tokens
+
+
+def inbox_of(row: Measurement, step_tokens: int) -> Inbox:
+    """How the engine of a row, with so many tokens a step, takes in prompts."""
+    ranks = row.placed.layout.dp
+    if row.engine == "trtllm" and ranks > 1:
+        return Inbox(wait_steps=BALANCE_STEPS, ranks=ranks)
+    return Inbox(poll_steps=row.poll_steps, wait_steps=row.wait_steps, wait_tokens=row.wait_share * step_tokens)
 
 
 def schedule(row: Measurement, seed: int = 0) -> Shapes:
     """The step shapes of one row. Raises `EngineError` if the engine refuses or never ends."""
     settings, loop = engine_settings(row), closed_loop(row, seed)
-    tokens = row.wait_share * settings.max_num_batched_tokens
-    inbox = Inbox(poll_steps=row.poll_steps, wait_steps=row.wait_steps, wait_tokens=tokens)
+    inbox = inbox_of(row, settings.max_num_batched_tokens)
     log = ShapeLog(dp=row.placed.layout.dp, window_tokens=window_of(row.placed.model))
     Loop(settings, loop, inbox, log).run()
     return log.shapes(loop)
@@ -53,7 +70,7 @@ class Loop:
         self._loop, self._inbox, self._log = loop, inbox, log
         self._sent = self._answered = 0
         self._held: list[Sequence] = []
-        self._held_steps = 0
+        self._waited_steps = 0
         self._since_poll = inbox.poll_steps
 
     def run(self) -> None:
@@ -69,8 +86,8 @@ class Loop:
         if at == len(self._loop.prompts):
             return
         self._sent += 1
-        if not self._held:
-            self._held_steps = 0
+        if not self._held and self._inbox.ranks == 1:
+            self._waited_steps = 0
         prompt, outputs = self._loop.prompts[at], self._loop.outputs[at]
         self._held.append(Sequence(RequestId(str(at)), prompt, outputs, NO_BLOCKS, Branch(at), row=at))
         self._log.waiting += 1
@@ -84,15 +101,15 @@ class Loop:
         if not self._held:
             return
         if inbox.wait_steps:
-            tokens = sum(seq.prompt for seq in self._held)
-            full = tokens >= inbox.wait_tokens or not self._engine.batch.size
-            seen = full or self._held_steps >= inbox.wait_steps
+            full = inbox.is_full(self._held, self._engine.batch.size)
+            seen = full or self._waited_steps >= inbox.wait_steps
         if seen or self._engine.idle:
             for seq in self._held:
                 refusal = self._engine.submit(seq)
                 if refusal:
                     raise EngineError(refusal)
             self._held.clear()
+            self._waited_steps = 0
 
     def _step(self, now_s: float) -> float:
         engine, inbox, log = self._engine, self._inbox, self._log
@@ -101,7 +118,7 @@ class Loop:
         if step is None:
             raise EngineError(f"nothing to do with {len(self._held)} requests held back")
         if self._held and step.steps > 1:
-            left = inbox.wait_steps - self._held_steps if inbox.wait_steps else inbox.poll_steps - self._since_poll
+            left = inbox.wait_steps - self._waited_steps if inbox.wait_steps else inbox.poll_steps - self._since_poll
             if left < step.steps:
                 engine.truncate(step, now_s + left - 0.5)
         if step.mixed or step.literal:
@@ -109,7 +126,7 @@ class Loop:
         else:
             log.add_decodes(engine.batch.size, engine.batch.ctx_tokens, step.steps)
         self._polled(step.steps, looks_at_once=step.mixed and not step.decodes)
-        self._held_steps += step.steps
+        self._waited_steps += step.steps
         outcome = engine.commit(step)
         for seq in outcome.firsts:
             log.first(seq.outputs_limit)

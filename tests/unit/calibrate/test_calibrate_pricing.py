@@ -11,6 +11,7 @@ from closed_loop import roofline, row, simulated
 from twin.calibrate.fitted import Design
 from twin.calibrate.measured import Measurement
 from twin.calibrate.pricing import COSTS, Pricing, cost_row
+from twin.calibrate.protocol import BALANCE_STEPS
 from twin.calibrate.schedules import schedule
 from twin.calibrate.shapes import ShapeLog, Shapes, window_of
 from twin.calibrate.unit_time import Asked
@@ -124,3 +125,14 @@ def test_an_engine_that_looks_rarely_makes_newcomers_wait(seed: int) -> None:
     prompt, rare = (schedule(row(engine="sglang", poll_steps=poll, users=4, osl=200), seed) for poll in (1, 30))
     assert prompt.ttft.sum() == pytest.approx(1.0)  # in steps
     assert 11 < rare.ttft.sum() < 19  # half of 30 on average, and the step itself
+
+
+def test_ranks_of_tensorrt_llm_wait_for_each_others_prompts(seed: int) -> None:
+    ranks = {"model": "gpt-oss-120b", "weights": "mxfp4", "dp": 2, "ep": 2, "osl": 200}
+    balanced, many, vllm = (
+        schedule(row(engine=engine, users=users, **ranks), seed)
+        for engine, users in (("trtllm", 4), ("trtllm", 40), ("vllm", 4))
+    )
+    assert vllm.ttft.sum() == pytest.approx(1.0)  # in steps
+    assert 5 < balanced.ttft.sum() < BALANCE_STEPS
+    assert many.ttft.sum() < balanced.ttft.sum()  # a second prompt is sooner there
