@@ -1,4 +1,4 @@
-"""What the error table of docs/accuracy.md should reach: goals set before any fit, beside what is reached.
+"""What the error table of docs/accuracy.md should reach: goals from an earlier prototype, beside what is reached.
 
 A goal is missed by any part of a percent that is above it as printed. Goals bind medians and means alike.
 """
