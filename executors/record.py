@@ -31,7 +31,7 @@ from reports.sla import parse_sla
 from twin import __version__
 from twin.config import Config
 from twin.config_text import to_plain, to_toml
-from twin.describe import router_line
+from twin.describe_router import router_line
 
 JOURNAL, CONFIG_TOML = "journal.jsonl", "config.toml"
 STATUS = {"stop": "completed", "length": "completed"}
