@@ -221,18 +221,6 @@ def handoff_line(config: Config) -> str:
     return f"hand-off: {order}, first token from the {table.first_token} worker, {links}{lease}"
 
 
-def _cache_line(config: Config) -> str:
-    """How mode kv knows what workers have cached."""
-    router = config.router
-    if router.use_kv_events:
-        ahead = f", sent prompts count for {router.predicted_ttl_s:g} s" if router.predicted_ttl_s is not None else ""
-        whose = "engines' KV events" if router.index == "engine" else "KV events"
-        ranks = ", ranks chosen too" if router.route_ranks else ""
-        return f"{whose} {config.observe.kv_event_lag_s:g} s late{ahead}{ranks}"
-    span = "while there is room" if router.index_policy == "lru" else f"for {router.approximate_ttl_s:g} s"
-    return f"no KV events, sent prompts count as cached {span}"
-
-
 def _on(flag: bool) -> str:
     return "on" if flag else "off"
 

@@ -58,3 +58,15 @@ def replicas_line(table: ReplicasConfig) -> str:
     if table.sync_jitter_s:
         text += f" to {table.sync_delay_s + table.sync_batch_s + table.sync_jitter_s:g} s"
     return text + (f", {table.sync_loss:.1%} of news lost" if table.sync_loss else "")
+
+
+def _cache_line(config: Config) -> str:
+    """How mode kv knows what workers have cached."""
+    router = config.router
+    if router.use_kv_events:
+        ahead = f", sent prompts count for {router.predicted_ttl_s:g} s" if router.predicted_ttl_s is not None else ""
+        whose = "engines' KV events" if router.index == "engine" else "KV events"
+        ranks = ", ranks chosen too" if router.route_ranks else ""
+        return f"{whose} {config.observe.kv_event_lag_s:g} s late{ahead}{ranks}"
+    span = "while there is room" if router.index_policy == "lru" else f"for {router.approximate_ttl_s:g} s"
+    return f"no KV events, sent prompts count as cached {span}"

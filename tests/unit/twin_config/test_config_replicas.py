@@ -11,7 +11,7 @@ from policies.router.disaggregation import Disaggregated
 from policies.router.fleet import Fleet
 from twin.config_read import load
 from twin.deciding import build_policy
-from twin.describe import router_line
+from twin.describe_router import router_line
 
 
 def test_the_router_line_says_what_routers_know_of_each_other() -> None:
