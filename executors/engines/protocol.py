@@ -6,14 +6,16 @@ of them. Nothing here imports an engine. Times are seconds, lengths are tokens.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import field
 from enum import Enum
 from types import MappingProxyType
 from typing import Final, Literal, Protocol
 
+from policies.cluster.actions import RequestIndexDump, RequestIndexReplay
 from policies.cluster.blocks import BlockPath, Branch
-from policies.cluster.ids import Leg, LossCause, RequestId, Role
+from policies.cluster.ids import Leg, LossCause, RequestId, Role, WorkerId
+from policies.cluster.kv_events import IndexAnswer, KvEvent
 from policies.frozen import frozen
 
 Finish = Literal["stop", "length"]
@@ -148,7 +150,10 @@ class Facts:
 
 @frozen
 class Load:
-    """A worker's own account, as of `measured_s` of the loop's clock; gauges of an idle engine may be old."""
+    """A worker's own account, as of `measured_s` of the loop's clock; gauges of an idle engine may be old.
+
+    `cached_blocks` are held and in no request's use; 0 where nobody follows its KV events.
+    """
 
     measured_s: float
     running: int
@@ -218,4 +223,41 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Let go of sockets; kill what is left of a process that we started. May be called twice."""
+        ...
+
+
+class KvFollower(Protocol):
+    """Follows what all ranks of a worker say of their blocks."""
+
+    def answer(self, request: RequestIndexReplay | RequestIndexDump) -> IndexAnswer:
+        """What a rank holds, or that nobody knows it."""
+        ...
+
+    async def close(self) -> None:
+        """Stop. May be called twice."""
+        ...
+
+
+class TellsKv(Engine, Protocol):
+    """One that tells of its KV blocks."""
+
+    async def follow(self, worker_id: WorkerId, epoch: int, post: Callable[[KvEvent], None]) -> KvFollower | None:
+        """Follow its events from the first one on, before `WorkerUp` is posted: `post` gets each, in the order of its
+        rank. None where it was started without. Raises EngineError when they cannot be had."""
+        ...
+
+
+class Process(Protocol):
+    """A process of ours that an engine runs in."""
+
+    def ended(self) -> str | None:
+        """How it ended ("exit status 1"); None while it runs."""
+        ...
+
+    def log_end(self) -> str:
+        """The last lines that it wrote."""
+        ...
+
+    async def end(self, deadline_s: float) -> None:
+        """Ask it to end; kill its whole group after `deadline_s` seconds. Returns when it is gone."""
         ...
