@@ -1,13 +1,13 @@
-"""A router's index in front of a follower: what it asks for is answered at once, as a world would."""
+"""A router's index in front of whoever follows KV events: its questions go where a world would send them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from executors.engines.kv_books import KvBooks
 from policies.cluster.actions import RequestIndexDump, RequestIndexReplay
 from policies.cluster.events import Event, WorkerUp
 from policies.cluster.ids import RankId, Role, WorkerId
-from policies.cluster.kv_events import IndexAnswer
 from policies.router.chains.feed import FeedMode
 from policies.router.chains.live import LiveIndex
 
@@ -15,11 +15,17 @@ RANK = RankId(WorkerId(0), 0)
 
 
 class Asking:
-    """An index whose questions go to `answer`."""
+    """An index whose questions go to `ask`; what follows is to be given to `on`."""
 
-    def __init__(self, block_size: int, answer: Callable[[RequestIndexReplay | RequestIndexDump], IndexAnswer]) -> None:
+    def __init__(self, block_size: int, ask: Callable[[RequestIndexReplay | RequestIndexDump], None]) -> None:
         self.index = LiveIndex(block_size)
-        self.answer = answer
+        self.ask = ask
+
+    @classmethod
+    def of(cls, books: KvBooks) -> Asking:
+        """One that is answered from books at once."""
+        one = cls(books.block_size, lambda order: one.on(books.answer(order, 0.0)))
+        return one
 
     def up(self) -> None:
         """The worker registers: the index asks for all that it holds."""
@@ -40,7 +46,7 @@ class Asking:
     def on(self, event: Event) -> None:
         for order in self.index.on(event):
             if isinstance(order, RequestIndexReplay | RequestIndexDump):
-                self.on(self.answer(order))
+                self.ask(order)
 
     @property
     def mode(self) -> FeedMode | None:

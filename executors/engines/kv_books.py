@@ -246,8 +246,11 @@ class KvBooks:
 
     # ------------------------------------------------------------ saying it again
 
-    def answer(self, request: RequestIndexReplay | RequestIndexDump, at_s: float) -> IndexAnswer:
-        """All that the rank holds, for whoever asks for that or for earlier events; or that nobody knows it."""
+    def answer(
+        self, request: RequestIndexReplay | RequestIndexDump, at_s: float, why_not: str | None = None
+    ) -> IndexAnswer:
+        """All that the rank holds, for whoever asks for that or for earlier events; or that nobody knows it, because of
+        `why_not` or of what was lost."""
         rank: dict[str, Any] = {
             "at_s": at_s,
             "worker_id": self.rank.worker_id,
@@ -256,8 +259,9 @@ class KvBooks:
             "ask": request.ask,
             "origin": request.origin,
         }
-        if self._unsure is not None:
-            return IndexRecoveryFailed(reason=self._unsure, **rank)
+        unsure = why_not or self._unsure
+        if unsure is not None:
+            return IndexRecoveryFailed(reason=unsure, **rank)
         last_id = self._next_id - 1 if self._next_id else None
         return IndexDump(last_id=last_id, entries=tuple(self._entries()), **rank)
 

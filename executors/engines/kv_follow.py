@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import zmq
 import zmq.asyncio
 
 from executors.engines.kv_books import KvBooks
+from executors.engines.kv_tell import KvTeller
 from executors.engines.kv_wire import Batch, Refused, batch
-from policies.cluster.actions import RequestIndexDump, RequestIndexReplay
-from policies.cluster.ids import Tier
-from policies.cluster.kv_events import IndexAnswer, KvEvent
+from policies.cluster.events import Event
 from policies.errors import EngineError
 from policies.frozen import frozen
 
@@ -62,49 +61,28 @@ class FollowCounts:
 
 
 class KvStream:
-    """The events of one rank on their way into its books; `post` gets each, in order, on the loop's thread."""
+    """The events of one rank on their way into its books."""
 
-    def __init__(self, source: KvSource, books: KvBooks, post: Callable[[KvEvent], None]) -> None:
+    def __init__(self, source: KvSource, books: KvBooks, teller: KvTeller) -> None:
         self.source = source
         self.books = books
         self.counts = FollowCounts()
-        self.heard_s: float | None = None
-        """When the publisher last said anything, by the loop's clock."""
-        self._post = post
+        self._teller = teller
         self._expected = 0
         self._sent_s = float("-inf")  # of the last batch, by the engine's clock
         self._context = zmq.asyncio.Context()
-        self._socket: zmq.asyncio.Socket | None = None
-        self._task: asyncio.Task[None] | None = None
-
-    async def start(self) -> None:
-        """Listen, and take what was sent so far. Raises EngineError when the endpoint cannot be had, or where earlier
-        batches are asked for nobody answers."""
-        self._socket = self._listen()
-        if self.source.replay is not None and not await self._catch_up():
-            where, limit_s = self.source.replay, self.source.replay_s
-            await self.close()
-            raise EngineError(f"nobody repeats KV events at {where} within {limit_s:g} s; is replay_endpoint set?")
-        self._task = asyncio.create_task(self._run(self._socket), name=f"kv events {self.books.rank}")
-
-    def answer(self, request: RequestIndexReplay | RequestIndexDump) -> IndexAnswer:
-        """What the rank holds now, all of it, whichever of the two was asked for."""
-        return self.books.answer(request, _now_s())
+        self._task = asyncio.create_task(self._run(), name=f"kv events of {books.rank}")
 
     async def close(self) -> None:
         """Stop listening. May be called twice."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-            self._task = None
-        if self._socket is not None:
-            self._socket.close(linger=0)
-            self._socket = None
-            self._context.term()
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        self._context.term()
 
     def _listen(self) -> zmq.asyncio.Socket:
         socket = self._context.socket(zmq.SUB)
+        socket.setsockopt(zmq.LINGER, 0)  # a subscription that nobody took must not keep us
         socket.setsockopt(zmq.RCVHWM, _HIGH_WATER)
         socket.setsockopt_string(zmq.SUBSCRIBE, self.source.topic)
         try:
@@ -114,18 +92,35 @@ class KvStream:
             raise EngineError(f"cannot listen for KV events at {self.source.endpoint}: {error}") from error
         return socket
 
-    async def _run(self, socket: zmq.asyncio.Socket) -> None:
-        while True:
-            if await socket.poll(1000 * self.source.quiet_s):
-                await self._hear(await socket.recv_multipart())
-            else:
-                await self._catch_up()
+    async def _run(self) -> None:
+        try:
+            socket = self._listen()
+        except EngineError as error:
+            self._teller.knows(self.books, str(error))
+            return
+        try:
+            await self._ask_again()
+            while True:
+                if await socket.poll(1000 * self.source.quiet_s):
+                    await self._hear(await socket.recv_multipart())
+                else:
+                    await self._ask_again()
+        finally:
+            socket.close()
+
+    async def _ask_again(self) -> None:
+        """Take what may have been missed; who waits for the books learns whether they can be trusted."""
+        if self.source.replay is None or await self._catch_up():
+            self._teller.knows(self.books)
+        else:
+            where, limit_s = self.source.replay, self.source.replay_s
+            self._teller.knows(self.books, f"nobody repeats KV events at {where} within {limit_s:g} s")
 
     # ------------------------------------------------------------ batches
 
     async def _hear(self, frames: Sequence[bytes]) -> None:
         """A message as it was published."""
-        self.heard_s = _now_s()
+        self._teller.heard()
         number, news = self._read(frames)
         if news is None:
             return
@@ -134,7 +129,7 @@ class KvStream:
                 return  # repeated already
             self.counts.restarts += 1
             self._expected = 0
-            self._post(self.books.restarted(_now_s()))
+            self._teller.restarted(self.books)
         if number > self._expected:
             self.counts.gaps += 1
             await self._catch_up()
@@ -148,7 +143,7 @@ class KvStream:
         async with contextlib.aclosing(self._repeated(self._expected)) as repeated:
             async for frames in repeated:
                 if frames[-2] == _END:
-                    self.heard_s = _now_s()
+                    self._teller.heard()
                     return True
                 number, news = self._read(frames)
                 if number > self._expected:
@@ -190,47 +185,33 @@ class KvStream:
         self.counts.batches += 1
         self._expected = number + 1
         self._sent_s = max(self._sent_s, news.sent_s)
-        for event in self.books.take(news.said, _now_s()):
-            self._post(event)
+        self._teller.tell(self.books, news.said)
 
     def _lose(self, number: int, why: str) -> None:
         """Batches up to `number` are gone: go on from there, with books that know nothing."""
         self.counts.lost += number - self._expected
         what = f"KV event batches {self._expected} to {number - 1} are lost: {why}"
         self._expected = number
-        self._post(self.books.void(what, _now_s()))
+        self._teller.void(self.books, what)
 
     def _note(self, what: str) -> None:
-        for event in self.books.take((Refused(what=what),), _now_s()):
-            self._post(event)
+        self._teller.tell(self.books, (Refused(what=what),))
 
 
-class KvStreams:
-    """Those of all ranks of a worker, each from a publisher of its own."""
+class KvStreams(KvTeller):
+    """Those of all ranks of a worker, each from a publisher of its own: `sources` by rank."""
 
-    def __init__(self, streams: Sequence[KvStream]) -> None:
-        self._streams = {one.books.rank.dp_rank: one for one in streams}
-
-    async def start(self) -> None:
-        """Begin with all, or with none. Raises EngineError as they do."""
-        try:
-            for one in self._streams.values():
-                await one.start()
-        except EngineError:
-            await self.close()
-            raise
-
-    def answer(self, request: RequestIndexReplay | RequestIndexDump) -> IndexAnswer:
-        return self._streams[request.dp_rank].answer(request)
-
-    @property
-    def device_blocks(self) -> int:
-        return sum(one.books.copies()[Tier.G1_DEVICE] for one in self._streams.values())
+    def __init__(
+        self,
+        sources: Mapping[int, KvSource],
+        books: Sequence[KvBooks],
+        post: Callable[[Event], None],
+        now: Callable[[], float],
+    ) -> None:
+        """Begin to listen."""
+        super().__init__(books, post, now)
+        self.streams = [KvStream(sources[rank], one, self) for rank, one in self.books.items()]
 
     async def close(self) -> None:
-        for one in self._streams.values():
+        for one in self.streams:
             await one.close()
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()

@@ -14,8 +14,8 @@ from typing import Final, Literal, Protocol
 
 from policies.cluster.actions import RequestIndexDump, RequestIndexReplay
 from policies.cluster.blocks import BlockPath, Branch
+from policies.cluster.events import Event
 from policies.cluster.ids import Leg, LossCause, RequestId, Role, WorkerId
-from policies.cluster.kv_events import IndexAnswer, KvEvent
 from policies.frozen import frozen
 
 Finish = Literal["stop", "length"]
@@ -150,7 +150,7 @@ class Facts:
 
 @frozen
 class Load:
-    """A worker's own account, as of `measured_s` of the loop's clock; gauges of an idle engine may be old.
+    """A worker's own account, as of `measured_s` of the world's clock; gauges of an idle engine may be old.
 
     `cached_blocks` are held and in no request's use; 0 where nobody follows its KV events.
     """
@@ -227,10 +227,10 @@ class Engine(Protocol):
 
 
 class KvFollower(Protocol):
-    """Follows what all ranks of a worker say of their blocks."""
+    """Follows what all ranks of a worker say of their blocks, and posts what it hears."""
 
-    def answer(self, request: RequestIndexReplay | RequestIndexDump) -> IndexAnswer:
-        """What a rank holds, or that nobody knows it."""
+    def ask(self, action: RequestIndexReplay | RequestIndexDump) -> None:
+        """What a rank holds, or that nobody knows it, is posted as soon as it is known."""
         ...
 
     async def close(self) -> None:
@@ -241,9 +241,9 @@ class KvFollower(Protocol):
 class TellsKv(Engine, Protocol):
     """One that tells of its KV blocks."""
 
-    async def follow(self, worker_id: WorkerId, epoch: int, post: Callable[[KvEvent], None]) -> KvFollower | None:
-        """Follow its events from the first one on, before `WorkerUp` is posted: `post` gets each, in the order of its
-        rank. None where it was started without. Raises EngineError when they cannot be had."""
+    def follow(self, worker_id: WorkerId, epoch: int, post: Callable[[Event], None]) -> KvFollower | None:
+        """Begin to follow its events, from the first one on, once it is ready: `post` gets each, in the order of its
+        rank, and the answers to what is asked, never before this returns. None where it was started without."""
         ...
 
 

@@ -9,15 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator, Mapping
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import Any, TypeAlias
 
 import aiohttp
 
 from executors.engines.protocol import Ability, Facts, LegFailed, LegRequest, Moves, Piece, Process
 from policies.cluster.ids import LossCause, Role
-from policies.errors import EngineError
+from policies.errors import CapabilityError, EngineError
 from policies.frozen import frozen
+
+Now: TypeAlias = Callable[[], float] | None
+"""A clock, in seconds."""
 
 _POLL_S = 0.25
 """Between looks at an engine that starts, which takes tens of seconds at best."""
@@ -33,7 +36,7 @@ class Deadlines:
 
     connect_s: float = 5.0
     first_token_s: float = 120.0
-    token_s: float = 30.0
+    token_s: float = 60.0
     control_s: float = 5.0
 
 
@@ -59,10 +62,11 @@ class Remote:
     kind = ""
     health_path = "/health"
 
-    def __init__(self, at: Attached, deadlines: Deadlines | None = None) -> None:
+    def __init__(self, at: Attached, deadlines: Deadlines | None = None, now: Now = None) -> None:
         self.at = at
         self.deadlines = deadlines or Deadlines()
         self.facts: Facts | None = None
+        self._now = now
         self._session: aiohttp.ClientSession | None = None
 
     @property
@@ -84,10 +88,12 @@ class Remote:
     async def abort(self, leg_id: str) -> None:
         """Told by the closed connection alone, where an engine has no route for it."""
 
-    @staticmethod
-    def now_s() -> float:
-        """The loop's clock."""
-        return asyncio.get_running_loop().time()
+    def now(self) -> float:
+        """The world's clock; the loop's where none was given."""
+        return self._now() if self._now is not None else asyncio.get_running_loop().time()
+
+    def meeting_point(self) -> Mapping[str, object]:
+        raise CapabilityError(f"legs of {self.kind} do not meet: one hands over to the other")
 
     # ------------------------------------------------------------ coming and going
 

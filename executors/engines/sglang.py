@@ -17,11 +17,11 @@ from urllib.parse import urlsplit
 
 from executors.engines.completions import sampling_body
 from executors.engines.kv_books import KvBooks
-from executors.engines.kv_follow import KvSource, KvStream, KvStreams
+from executors.engines.kv_follow import KvSource, KvStreams
 from executors.engines.protocol import Ability, Facts, LegFailed, LegRequest, Load, Logprob, Moves, Piece, Sampling
-from executors.engines.remote import Attached, Deadlines, Remote
+from executors.engines.remote import Attached, Deadlines, Now, Remote
+from policies.cluster.events import Event
 from policies.cluster.ids import Leg, RankId, WorkerId
-from policies.cluster.kv_events import KvEvent
 from policies.errors import CapabilityError, EngineError
 
 _ROOMS = 2**63
@@ -48,8 +48,8 @@ class Sglang(Remote):
         }
     )
 
-    def __init__(self, at: Attached, deadlines: Deadlines | None = None) -> None:
-        super().__init__(at, deadlines)
+    def __init__(self, at: Attached, deadlines: Deadlines | None = None, now: Now = None) -> None:
+        super().__init__(at, deadlines, now)
         self._server: Mapping[str, Any] = {}
         self._followed: KvStreams | None = None
 
@@ -156,7 +156,7 @@ class Sglang(Remote):
         held = self._followed.device_blocks if self._followed is not None else 0
         active = -(-used // page)
         return Load(
-            measured_s=self.now_s(),
+            measured_s=self.now(),
             running=sum(int(rank["num_running_reqs"]) for rank in told),
             waiting=sum(int(rank["num_waiting_reqs"]) for rank in told),
             active_blocks=active,
@@ -165,27 +165,24 @@ class Sglang(Remote):
 
     # ------------------------------------------------------------ its blocks
 
-    async def follow(self, worker_id: WorkerId, epoch: int, post: Callable[[KvEvent], None]) -> KvStreams | None:
+    def follow(self, worker_id: WorkerId, epoch: int, post: Callable[[Event], None]) -> KvStreams | None:
         assert self.facts is not None, "ready comes first"
         told = self._server.get("kv_events")
         if not told:
             return None
         host = urlsplit(self.at.url).hostname
         first, again = told["endpoint_port_base"], told.get("replay_endpoint_port_base")
-        streams = [
-            KvStream(
-                KvSource(
-                    endpoint=f"tcp://{host}:{first + rank}",
-                    replay=f"tcp://{host}:{again + rank}" if again is not None else None,
-                    topic=told.get("topic") or "",
-                ),
-                KvBooks(RankId(worker_id, rank), epoch, told.get("block_size") or self.facts.block_size),
-                post,
+        sources = {
+            rank: KvSource(
+                endpoint=f"tcp://{host}:{first + rank}",
+                replay=f"tcp://{host}:{again + rank}" if again is not None else None,
+                topic=told.get("topic") or "",
             )
             for rank in range(told.get("dp_size") or 1)
-        ]
-        self._followed = KvStreams(streams)
-        await self._followed.start()
+        }
+        size = told.get("block_size") or self.facts.block_size
+        books = [KvBooks(RankId(worker_id, rank), epoch, size) for rank in sources]
+        self._followed = KvStreams(sources, books, post, self.now)
         return self._followed
 
     async def close(self) -> None:

@@ -15,9 +15,9 @@ from executors.engines.completions import cached_tokens, completion_body, prefil
 from executors.engines.kv_books import KvBooks
 from executors.engines.kv_drain import KvDrain
 from executors.engines.protocol import Ability, Facts, LegFailed, LegRequest, Load, Moves, Piece
-from executors.engines.remote import Attached, Deadlines, Remote
+from executors.engines.remote import Attached, Deadlines, Now, Remote
+from policies.cluster.events import Event
 from policies.cluster.ids import Leg, LossCause, RankId, WorkerId
-from policies.cluster.kv_events import KvEvent
 from policies.errors import CapabilityError, EngineError
 from policies.frozen import frozen
 
@@ -48,8 +48,8 @@ class Trtllm(Remote):
     moves = Moves.AFTER
     abilities: Final = frozenset({Ability.SPLIT, Ability.TIERS, Ability.GRAMMAR})
 
-    def __init__(self, at: Attached, started: Started, deadlines: Deadlines | None = None) -> None:
-        super().__init__(at, deadlines)
+    def __init__(self, at: Attached, started: Started, deadlines: Deadlines | None = None, now: Now = None) -> None:
+        super().__init__(at, deadlines, now)
         self.started = started
         self._followed: KvDrain | None = None
 
@@ -126,7 +126,7 @@ class Trtllm(Remote):
         active = int((last.get("kvCacheStats") or {}).get("usedNumBlocks", 0))
         held = self._followed.device_blocks if self._followed is not None else 0
         return Load(
-            measured_s=self.now_s(),
+            measured_s=self.now(),
             running=int(last["numActiveRequests"]),
             waiting=int(last["numQueuedRequests"]),
             active_blocks=active,
@@ -135,13 +135,12 @@ class Trtllm(Remote):
 
     # ------------------------------------------------------------ its blocks
 
-    async def follow(self, worker_id: WorkerId, epoch: int, post: Callable[[KvEvent], None]) -> KvDrain | None:
+    def follow(self, worker_id: WorkerId, epoch: int, post: Callable[[Event], None]) -> KvDrain | None:
         if not self.started.kv_events:
             return None
         size = self.started.block_size
         books = [KvBooks(RankId(worker_id, rank), epoch, size) for rank in range(self.started.dp_ranks)]
-        self._followed = KvDrain(lambda: self.post_json("/kv_cache_events", {}), books, post)
-        await self._followed.start()
+        self._followed = KvDrain(lambda: self.post_json("/kv_cache_events", {}), books, post, self.now)
         return self._followed
 
     async def close(self) -> None:

@@ -20,12 +20,12 @@ from executors.engines.completions import (
     read_stream,
 )
 from executors.engines.kv_books import KvBooks
-from executors.engines.kv_follow import KvSource, KvStream, KvStreams
+from executors.engines.kv_follow import KvSource, KvStreams
 from executors.engines.metrics import Page
 from executors.engines.protocol import Ability, Facts, LegFailed, LegRequest, Load, Moves, Piece
-from executors.engines.remote import Attached, Deadlines, Remote
+from executors.engines.remote import Attached, Deadlines, Now, Remote
+from policies.cluster.events import Event
 from policies.cluster.ids import Leg, LossCause, RankId, WorkerId
-from policies.cluster.kv_events import KvEvent
 from policies.errors import EngineError
 
 _COMPLETIONS = "/v1/completions"
@@ -46,11 +46,12 @@ class Vllm(Remote):
     kind = "vllm"
     moves = Moves.AFTER
 
-    def __init__(self, at: Attached, deadlines: Deadlines | None = None) -> None:
-        super().__init__(at, deadlines)
+    def __init__(self, at: Attached, deadlines: Deadlines | None = None, now: Now = None) -> None:
+        super().__init__(at, deadlines, now)
         self._aborts = False
         self._steps: float | None = None
         self._stepped_s = 0.0
+        self._sources: Mapping[int, KvSource] = {}
         self._followed: KvStreams | None = None
 
     @property
@@ -120,6 +121,8 @@ class Vllm(Remote):
             raise EngineError(f"{self.name}: /v1/models or {_CACHE} of /metrics is empty; are metrics switched off?")
         self._aborts = await self._takes_aborts()
         seqs, tokens = await self._sizes()
+        events = (await self.get_json("/kv_event_sources")).items()
+        self._sources = {int(rank): self._source(one) for rank, one in events if one.get("enable_kv_cache_events")}
         labels = pools[0].labels
         return Facts(
             engine=self.kind,
@@ -179,26 +182,18 @@ class Vllm(Remote):
         """When the engine stepped last, as far as readings tell: the gauges are of that time."""
         steps = page.total("vllm:iteration_tokens_total_count")
         if self._steps is None or steps != self._steps:
-            self._steps, self._stepped_s = steps, self.now_s()
+            self._steps, self._stepped_s = steps, self.now()
         return self._stepped_s
 
     # ------------------------------------------------------------ its blocks
 
-    async def follow(self, worker_id: WorkerId, epoch: int, post: Callable[[KvEvent], None]) -> KvStreams | None:
+    def follow(self, worker_id: WorkerId, epoch: int, post: Callable[[Event], None]) -> KvStreams | None:
         assert self.facts is not None, "ready comes first"
-        told: Mapping[str, Mapping[str, Any]] = await self.get_json("/kv_event_sources")
-        sources = {int(rank): one for rank, one in told.items() if one.get("enable_kv_cache_events")}
-        if not sources:
+        if not self._sources:
             return None
-        streams = KvStreams(
-            [
-                KvStream(self._source(one), KvBooks(RankId(worker_id, rank), epoch, self.facts.block_size), post)
-                for rank, one in sources.items()
-            ]
-        )
-        await streams.start()
-        self._followed = streams
-        return streams
+        books = [KvBooks(RankId(worker_id, rank), epoch, self.facts.block_size) for rank in self._sources]
+        self._followed = KvStreams(self._sources, books, post, self.now)
+        return self._followed
 
     def _source(self, told: Mapping[str, Any]) -> KvSource:
         """Where to listen: vLLM binds wildcards and ipc, and connects to any other endpoint, which is ours to bind."""

@@ -17,8 +17,9 @@ from executors.engines.remote import Attached, Deadlines, Remote
 from executors.engines.sglang import Sglang
 from executors.engines.trtllm import Started, Trtllm
 from executors.engines.vllm import Vllm
+from policies.cluster.events import Event
 from policies.cluster.ids import Leg, LossCause, RequestId, Role, WorkerId
-from policies.cluster.kv_events import KvEvent
+from policies.cluster.kv_events import KvStored
 from policies.errors import CapabilityError, EngineError
 
 LIMIT_S = 20.0
@@ -448,8 +449,8 @@ BLOCK = {
 
 def test_vllm_tells_where_its_events_are() -> None:
     async def test(server: FakeVllm, engine: Vllm) -> None:
-        posted: asyncio.Queue[KvEvent] = asyncio.Queue()
-        assert await engine.follow(WorkerId(4), 2, posted.put_nowait) is None
+        posted: asyncio.Queue[Event] = asyncio.Queue()
+        assert engine.follow(WorkerId(4), 2, posted.put_nowait) is None
         async with FakePublisher() as publisher:
             source = publisher.source()
             server.sources = {
@@ -461,8 +462,10 @@ def test_vllm_tells_where_its_events_are() -> None:
                 }
             }
             await publisher.publish(BLOCK)
-            follower = await engine.follow(WorkerId(4), 2, posted.put_nowait)
+            await engine.ready(LIMIT_S)
+            follower = engine.follow(WorkerId(4), 2, posted.put_nowait)
             event = await posted.get()
+            assert isinstance(event, KvStored)
             assert (event.worker_id, event.epoch, event.event_id) == (4, 2, 0)
             load = await engine.load()
             assert load is not None
@@ -475,8 +478,8 @@ def test_vllm_tells_where_its_events_are() -> None:
 
 def test_sglang_tells_where_its_events_are() -> None:
     async def test(server: FakeSglang, engine: Sglang) -> None:
-        posted: asyncio.Queue[KvEvent] = asyncio.Queue()
-        assert await engine.follow(WorkerId(4), 0, posted.put_nowait) is None
+        posted: asyncio.Queue[Event] = asyncio.Queue()
+        assert engine.follow(WorkerId(4), 0, posted.put_nowait) is None
         async with FakePublisher() as publisher:
             source = publisher.source()
             ports = [int(str(end).rsplit(":", 1)[1]) for end in (source.endpoint, source.replay)]
@@ -489,8 +492,8 @@ def test_sglang_tells_where_its_events_are() -> None:
             }
             await publisher.publish(BLOCK)
             await engine.ready(LIMIT_S)
-            follower = await engine.follow(WorkerId(4), 0, posted.put_nowait)
-            assert (await posted.get()).event_id == 0
+            follower = engine.follow(WorkerId(4), 0, posted.put_nowait)
+            assert isinstance(await posted.get(), KvStored)
             assert follower is not None
             await follower.close()
 
@@ -502,9 +505,9 @@ def test_trtllm_events_are_drained() -> None:
         tokens = [{"token_id": n, "token_extra_id": 0} for n in range(32)]
         data = {"type": "stored", "parent_hash": None, "blocks": [{"block_hash": 1, "tokens": tokens}]}
         server.events = [{"event_id": 0, "data": data}]
-        posted: asyncio.Queue[KvEvent] = asyncio.Queue()
-        follower = await engine.follow(WorkerId(4), 0, posted.put_nowait)
-        assert (await posted.get()).event_id == 0
+        posted: asyncio.Queue[Event] = asyncio.Queue()
+        follower = engine.follow(WorkerId(4), 0, posted.put_nowait)
+        assert isinstance(await posted.get(), KvStored)
         assert server.events == []
         assert follower is not None
         await follower.close()

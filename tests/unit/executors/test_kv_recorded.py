@@ -33,7 +33,7 @@ def recorded(shared: Path, name: str) -> list[Batch]:
 )
 def test_copies_end_as_the_engine_has_them(shared: Path, name: str, copies: dict[Tier, int]) -> None:
     books = KvBooks(RANK, 0, BLOCK_SIZE)
-    index = Asking(BLOCK_SIZE, lambda order: books.answer(order, 0.0))
+    index = Asking.of(books)
     index.up()
     for news in recorded(shared, name):
         for event in books.take(news.said, 0.0):
@@ -46,7 +46,7 @@ def test_copies_end_as_the_engine_has_them(shared: Path, name: str, copies: dict
 
 def test_prompts_are_found_by_their_tokens(shared: Path) -> None:
     books = KvBooks(RANK, 0, BLOCK_SIZE)
-    index = Asking(BLOCK_SIZE, lambda order: books.answer(order, 0.0))
+    index = Asking.of(books)
     index.up()
     news = recorded(shared, "kv_events_vllm")
     for one in news:
@@ -60,7 +60,7 @@ def test_prompts_are_found_by_their_tokens(shared: Path) -> None:
 
 def test_a_dump_holds_what_the_events_made(shared: Path) -> None:
     books = KvBooks(RANK, 0, BLOCK_SIZE)
-    followed, late = (Asking(BLOCK_SIZE, lambda order: books.answer(order, 0.0)) for _ in range(2))
+    followed, late = (Asking.of(books) for _ in range(2))
     followed.up()
     for news in recorded(shared, "kv_events_vllm_tiers"):
         for event in books.take(news.said, 0.0):
