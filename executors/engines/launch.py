@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
 
-from executors.engines.ports import Ports
+from executors.ports import PortNeed
 from policies.errors import CapabilityError
 from policies.frozen import frozen
 from twin.config import EngineConfig, WorkerGroup
@@ -20,6 +20,24 @@ from twin.config import EngineConfig, WorkerGroup
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": "1"}
 _BUFFER = {"buffer_steps": 10_000, "hwm": 100_000, "max_queue_size": 100_000}
 """Batches of KV events that an engine keeps: for repetitions, in its socket, and on their way there."""
+
+
+@frozen
+class Ports:
+    """One worker's, on `host`: HTTP, and the first of each rank's for KV events, their repetition, and KV transfers
+    (vLLM's NIXL side channel, SGLang's bootstrap)."""
+
+    host: str
+    http: int
+    events: int
+    replay: int
+    side: int
+
+
+def port_needs(group: WorkerGroup) -> tuple[PortNeed, ...]:
+    """What a worker of the group needs, by the names of `Ports`."""
+    ranks = [PortNeed(name=name, span=group.dp) for name in ("events", "replay", "side")]
+    return (PortNeed(name="http"), *ranks)
 
 
 @frozen

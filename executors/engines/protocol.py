@@ -245,19 +245,3 @@ class TellsKv(Engine, Protocol):
         """Begin to follow its events, from the first one on, once it is ready: `post` gets each, in the order of its
         rank, and the answers to what is asked, never before this returns. None where it was started without."""
         ...
-
-
-class Process(Protocol):
-    """A process of ours that an engine runs in."""
-
-    def ended(self) -> str | None:
-        """How it ended ("exit status 1"); None while it runs."""
-        ...
-
-    def log_end(self) -> str:
-        """The last lines that it wrote."""
-        ...
-
-    async def end(self, deadline_s: float) -> None:
-        """Ask it to end; kill its whole group after `deadline_s` seconds. Returns when it is gone."""
-        ...

@@ -14,7 +14,8 @@ from typing import Any, TypeAlias
 
 import aiohttp
 
-from executors.engines.protocol import Ability, Facts, LegFailed, LegRequest, Moves, Piece, Process
+from executors.engines.protocol import Ability, Facts, LegFailed, LegRequest, Moves, Piece
+from executors.process import EngineProcess
 from policies.cluster.ids import LossCause, Role
 from policies.errors import CapabilityError, EngineError
 from policies.frozen import frozen
@@ -52,7 +53,7 @@ class Attached:
     on_cpu: bool = False
     max_num_seqs: int | None = None
     max_batched_tokens: int | None = None
-    process: Process | None = None
+    process: EngineProcess | None = None
 
 
 class Remote:
@@ -98,22 +99,23 @@ class Remote:
     # ------------------------------------------------------------ coming and going
 
     async def ready(self, deadline_s: float) -> Facts:
+        if self.at.process is not None:
+            await self.at.process.wait_ready(self.alive, deadline_s)
+        else:
+            await self._wait_alive(deadline_s)
+        self.facts = await self.read_facts()
+        return self.facts
+
+    async def _wait_alive(self, deadline_s: float) -> None:
         try:
             async with asyncio.timeout(deadline_s):
                 while not await self.alive():
-                    if self.at.process is not None and self.at.process.ended() is not None:
-                        raise EngineError(f"{self.name} ended ({self.at.process.ended()}){self._log()}")
                     await asyncio.sleep(_POLL_S)
-                self.facts = await self.read_facts()
-                return self.facts
         except TimeoutError:
-            raise EngineError(f"{self.name} is not ready after {deadline_s:g} s{self._log()}") from None
-
-    def _log(self) -> str:
-        return f"; its log ends with:\n{self.at.process.log_end()}" if self.at.process is not None else ""
+            raise EngineError(f"{self.name} is not ready after {deadline_s:g} s") from None
 
     async def alive(self) -> bool:
-        if self.at.process is not None and self.at.process.ended() is not None:
+        if self.at.process is not None and self.at.process.ended is not None:
             return False
         with contextlib.suppress(EngineError):
             await self.get(self.health_path)
@@ -123,14 +125,14 @@ class Remote:
     async def drain(self, deadline_s: float) -> None:
         """Ends the process where it is ours; an engine that somebody else started goes on."""
         if self.at.process is not None:
-            await self.at.process.end(deadline_s)
+            await self.at.process.stop(deadline_s)
 
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
             self._session = None
         if self.at.process is not None:
-            await self.at.process.end(0)
+            await self.at.process.stop(0)
 
     # ------------------------------------------------------------ legs
 

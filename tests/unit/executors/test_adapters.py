@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from executors.engines.remote import Attached, Deadlines, Remote
 from executors.engines.sglang import Sglang
 from executors.engines.trtllm import Started, Trtllm
 from executors.engines.vllm import Vllm
+from executors.process import EngineProcess
 from policies.cluster.events import Event
 from policies.cluster.ids import Leg, LossCause, RequestId, Role, WorkerId
 from policies.cluster.kv_events import KvStored
@@ -373,22 +376,17 @@ def test_an_engine_that_does_not_say_enough_is_an_error() -> None:
         with_engine(vllm, lambda server, engine: asyncio.sleep(0), max_num_seqs=None)
 
 
-class Ended:
-    """A process that is over."""
+def test_an_engine_that_ends_before_it_is_ready_shows_its_log(tmp_path: Path) -> None:
+    async def test() -> None:
+        command = [sys.executable, "-c", "raise SystemExit('out of memory')"]
+        process = await EngineProcess.start("w0", command, tmp_path / "log")
+        engine = Vllm(Attached(name="w0", url="http://127.0.0.1:9", process=process), AMPLE)
+        with pytest.raises(EngineError, match=r"ended with status 1[^$]*out of memory"):
+            await engine.ready(LIMIT_S)
+        assert not await engine.alive()
+        await engine.close()
 
-    def ended(self) -> str | None:
-        return "exit status 1"
-
-    def log_end(self) -> str:
-        return "out of memory"
-
-    async def end(self, deadline_s: float) -> None:
-        return None
-
-
-def test_an_engine_that_ends_before_it_is_ready_shows_its_log() -> None:
-    with pytest.raises(EngineError, match=r"exit status 1.*\nout of memory"):
-        with_engine(vllm, lambda server, engine: asyncio.sleep(0), process=Ended())
+    asyncio.run(test())
 
 
 def test_an_engine_that_does_not_become_ready_is_given_up() -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import socket
 from typing import Any
 
 import pytest
 
-from executors.engines.launch import Launch, Place, launch
-from executors.engines.ports import Ports, free_ports, ports_at, span
-from policies.errors import CapabilityError, EngineError
+from executors.engines.launch import Launch, Place, Ports, launch, port_needs
+from policies.errors import CapabilityError
 from twin.config import EngineConfig, WorkerGroup
 
 PORTS = Ports(host="127.0.0.1", http=8000, events=8001, replay=8003, side=8005)
@@ -97,20 +95,6 @@ def test_what_an_engine_cannot_do_is_an_error_by_name() -> None:
         started("other")
 
 
-# ---------------------------------------------------------------- ports
-
-
-def test_ports_of_a_worker_do_not_overlap_and_are_free() -> None:
-    ports = free_ports(dp=2)
-    taken = [ports.http, *(first + rank for first in (ports.events, ports.replay, ports.side) for rank in range(2))]
-    assert len(set(taken)) == span(2) == 7
-    assert ports_at(ports.http, dp=2) == ports
-
-
-def test_a_port_that_is_taken_is_named_and_passed_over() -> None:
-    first = free_ports().http
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", first + 2))
-        with pytest.raises(EngineError, match=f"port {first + 2} for replay on 127.0.0.1 is taken"):
-            ports_at(first)
-        assert free_ports(start=first).http != first
+def test_ports_are_needed_by_rank() -> None:
+    needs = {need.name: need.span for need in port_needs(WorkerGroup(dp=3))}
+    assert needs == {"http": 1, "events": 3, "replay": 3, "side": 3}
