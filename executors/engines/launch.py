@@ -112,6 +112,7 @@ def _vllm(group: WorkerGroup, place: Place) -> Launch:
         "max-num-batched-tokens": engine.max_num_batched_tokens,
         "max-model-len": engine.max_model_len,
         "num-gpu-blocks-override": engine.kv_blocks,
+        "gpu-memory-utilization": engine.gpu_memory_utilization,  # on CPU: of main memory
         "kv-cache-dtype": _dtype(group.kv),
         "enable-prefix-caching": engine.prefix_caching,
         "no-enable-prefix-caching": not engine.prefix_caching,
@@ -126,8 +127,6 @@ def _vllm(group: WorkerGroup, place: Place) -> Launch:
     if group.on_cpu:
         values |= {"dtype": "bfloat16", "enforce-eager": True}
         env |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1", "VLLM_CPU_NUM_OF_RESERVED_CPU": "1"}
-    else:
-        values["gpu-memory-utilization"] = engine.gpu_memory_utilization
     if group.role != "mixed":
         values["kv-transfer-config"] = {
             "kv_connector": "NixlConnector",

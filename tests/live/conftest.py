@@ -27,7 +27,12 @@ READY_S = 400
 LIFE_S = 900
 BLOCK_SIZE = 32
 LIMITS = EngineConfig(
-    block_size=BLOCK_SIZE, kv_blocks=1000, max_num_seqs=16, max_num_batched_tokens=1024, max_model_len=4096
+    block_size=BLOCK_SIZE,
+    kv_blocks=1000,
+    gpu_memory_utilization=0.1,
+    max_num_seqs=16,
+    max_num_batched_tokens=1024,
+    max_model_len=4096,
 )
 
 
