@@ -1,6 +1,6 @@
 """Real engines for the tests in this folder, started once for all of them, with the ports and the flags of our own
-configuration. They need an environment with vLLM (`DYNATWIN_VLLM_PYTHON`, its interpreter) and the shared scripts beside
-the checkout; without them a test skips and says what is missing.
+configuration. They need an environment with vLLM (`DYNATWIN_VLLM_PYTHON` names its interpreter) and the shared scripts
+beside the checkout; without them a test skips and says what is missing.
 """
 
 from __future__ import annotations
