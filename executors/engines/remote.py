@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import aiohttp
 
-from executors.engines.protocol import Ability, Facts, LegFailed, LegRequest, Moves, Piece
+from executors.engines.protocol import Ability, Facts, LegFailed, LegRequest, Load, Moves, Piece
 from executors.process import EngineProcess
 from policies.cluster.ids import LossCause, Role
 from policies.errors import CapabilityError, EngineError
@@ -86,6 +86,10 @@ class Remote:
         """The pieces of a leg as they come, the last one too; raises LegFailed."""
         raise NotImplementedError
 
+    async def read_load(self) -> Load | None:
+        """What the engine has to do; raises EngineError when it does not answer."""
+        raise NotImplementedError
+
     async def abort(self, leg_id: str) -> None:
         """Told by the closed connection alone, where an engine has no route for it."""
 
@@ -121,6 +125,11 @@ class Remote:
             await self.get(self.health_path)
             return True
         return False
+
+    async def load(self) -> Load | None:
+        with contextlib.suppress(EngineError):  # too busy to say: health checks find out about worse
+            return await self.read_load()
+        return None
 
     async def drain(self, deadline_s: float) -> None:
         """Ends the process where it is ours; an engine that somebody else started goes on."""
@@ -252,6 +261,10 @@ class Remote:
         if isinstance(error, aiohttp.ClientConnectorError):
             return LegFailed(LossCause.CONNECT, f"{self.at.name}: cannot be reached")
         return LegFailed(LossCause.DISCONNECTED, f"{self.at.name}: the connection broke")
+
+    def refused(self, what: str) -> LegFailed:
+        """What this kind of engine cannot be asked for: nothing is sent."""
+        return LegFailed(LossCause.ENGINE_ERROR, f"{self.at.name}: {self.kind} {what}", refused=True)
 
     def _refusal(self, status: int, text: str) -> LegFailed:
         why = f"{self.at.name}: {status} ({_short(text)})"

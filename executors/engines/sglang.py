@@ -77,7 +77,7 @@ class Sglang(Remote):
         body: dict[str, Any] = {
             "rid": request.leg_id,
             "input_ids": list(request.token_ids),
-            "sampling_params": _sampling(request.sampling) | {"max_new_tokens": request.max_tokens},
+            "sampling_params": self._sampling(request.sampling) | {"max_new_tokens": request.max_tokens},
             "stream": True,
             **request.handoff,
         }
@@ -90,6 +90,27 @@ class Sglang(Remote):
         if request.dp_rank is not None:
             body["routed_dp_rank"] = request.dp_rank
         return body
+
+    def _sampling(self, sampling: Sampling) -> dict[str, Any]:
+        body = sampling_body(sampling, min_tokens="min_new_tokens")
+        body = {name: value for name, value in body.items() if name not in _NOT_SAMPLING}
+        if sampling.seed is not None:
+            body["sampling_seed"] = sampling.seed
+        for kind, grammar in sampling.grammar.items():
+            body |= self._grammar(kind, grammar)
+        return body
+
+    def _grammar(self, kind: str, grammar: Any) -> dict[str, str]:
+        match kind:
+            case "json_schema":
+                return {"json_schema": grammar if isinstance(grammar, str) else json.dumps(grammar)}
+            case "regex":
+                return {"regex": grammar}
+            case "choice":
+                return {"regex": "(" + "|".join(map(re.escape, grammar)) + ")"}
+            case "grammar":
+                return {"ebnf": grammar}
+        raise self.refused(f"has no grammar of kind {kind}; it has json_schema, regex, choice and grammar")
 
     async def _read(self, events: AsyncIterator[Mapping[str, Any]], *, with_logprobs: bool) -> AsyncIterator[Piece]:
         done = 0
@@ -146,7 +167,7 @@ class Sglang(Remote):
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise EngineError(f"{self.name}: /server_info does not tell what is needed ({error!r})") from error
 
-    async def load(self) -> Load | None:
+    async def read_load(self) -> Load | None:
         """Read from `/v1/loads`, which asks the scheduler itself: it is of now."""
         told = (await self.get_json("/v1/loads")).get("loads")
         if not told:
@@ -189,29 +210,6 @@ class Sglang(Remote):
         if self._followed is not None:
             await self._followed.close()
         await super().close()
-
-
-def _sampling(sampling: Sampling) -> dict[str, Any]:
-    body = sampling_body(sampling, min_tokens="min_new_tokens")
-    body = {name: value for name, value in body.items() if name not in _NOT_SAMPLING}
-    if sampling.seed is not None:
-        body["sampling_seed"] = sampling.seed
-    for kind, grammar in sampling.grammar.items():
-        body |= _grammar(kind, grammar)
-    return body
-
-
-def _grammar(kind: str, grammar: Any) -> dict[str, str]:
-    match kind:
-        case "json_schema":
-            return {"json_schema": grammar if isinstance(grammar, str) else json.dumps(grammar)}
-        case "regex":
-            return {"regex": grammar}
-        case "choice":
-            return {"regex": "(" + "|".join(map(re.escape, grammar)) + ")"}
-        case "grammar":
-            return {"ebnf": grammar}
-    raise CapabilityError(f"sglang has no grammar of kind {kind!r}; it has json_schema, regex, choice and grammar")
 
 
 def _logprobs(told: Mapping[str, Any], new: int) -> tuple[Logprob, ...]:

@@ -18,7 +18,7 @@ from executors.engines.protocol import Ability, Facts, LegFailed, LegRequest, Lo
 from executors.engines.remote import Attached, Deadlines, Now, Remote
 from policies.cluster.events import Event
 from policies.cluster.ids import Leg, LossCause, RankId, WorkerId
-from policies.errors import CapabilityError, EngineError
+from policies.errors import EngineError
 from policies.frozen import frozen
 
 _COMPLETIONS = "/v1/completions"
@@ -80,15 +80,11 @@ class Trtllm(Remote):
     def _body(self, request: LegRequest) -> dict[str, Any]:
         assert self.facts is not None, "ready comes first"
         if request.lora is not None or request.cache_salt is not None or request.dp_rank is not None:
-            raise LegFailed(
-                LossCause.ENGINE_ERROR,
-                f"{self.at.name}: adapters, cache salts and ranks are not sent to TensorRT-LLM",
-                refused=True,
-            )
+            raise self.refused("takes no adapters, cache salts or ranks from here")
         body = completion_body(request, self.facts.models[0]) | {"detokenize": False}
         for kind, grammar in request.sampling.grammar.items():
             if kind not in _GRAMMARS:
-                raise CapabilityError(f"TensorRT-LLM has no grammar of kind {kind!r}; it has {', '.join(_GRAMMARS)}")
+                raise self.refused(f"has no grammar of kind {kind}; it has {', '.join(_GRAMMARS)}")
             name, field = _GRAMMARS[kind]
             body["response_format"] = {"type": name, field: grammar}
         return body
@@ -117,7 +113,7 @@ class Trtllm(Remote):
             compatibility="/".join((version, models[0]["id"], str(self.started.block_size))),
         )
 
-    async def load(self) -> Load | None:
+    async def read_load(self) -> Load | None:
         """The last iteration of `/metrics`, a JSON list that each reading empties; None where none came since."""
         told = await self.get_json("/metrics")
         if not told:

@@ -25,7 +25,7 @@ from executors.engines.metrics import Page
 from executors.engines.protocol import Ability, Facts, LegFailed, LegRequest, Load, Moves, Piece
 from executors.engines.remote import Attached, Deadlines, Now, Remote
 from policies.cluster.events import Event
-from policies.cluster.ids import Leg, LossCause, RankId, WorkerId
+from policies.cluster.ids import Leg, LossCause, RankId, Role, WorkerId
 from policies.errors import EngineError
 
 _COMPLETIONS = "/v1/completions"
@@ -35,9 +35,7 @@ _NULL_BLOCKS = 1
 """Blocks of a pool that hold nothing ever."""
 
 _GRAMMARS: Final = {"json_schema": "json", "regex": "regex", "choice": "choice", "grammar": "grammar"}
-_ALWAYS: Final = frozenset(
-    {Ability.DRAIN, Ability.REPLAY, Ability.SPLIT, Ability.TIERS, Ability.LOGPROBS, Ability.GRAMMAR}
-)
+_ALWAYS: Final = frozenset({Ability.DRAIN, Ability.TIERS, Ability.LOGPROBS, Ability.GRAMMAR})
 
 
 class Vllm(Remote):
@@ -56,7 +54,12 @@ class Vllm(Remote):
 
     @property
     def abilities(self) -> frozenset[Ability]:
-        return _ALWAYS | {Ability.ABORT} if self._aborts else _ALWAYS
+        found = {
+            Ability.ABORT: self._aborts,
+            Ability.SPLIT: self.at.role is not Role.MIXED,
+            Ability.REPLAY: bool(self._sources) and all(one.replay for one in self._sources.values()),
+        }
+        return _ALWAYS | {ability for ability, has in found.items() if has}
 
     # ------------------------------------------------------------ legs
 
@@ -95,9 +98,13 @@ class Vllm(Remote):
         if request.cache_salt is not None:
             body["cache_salt"] = request.cache_salt
         if request.sampling.grammar:
-            (kind, grammar), *_ = request.sampling.grammar.items()
-            body["structured_outputs"] = {_GRAMMARS[kind]: grammar}
+            body["structured_outputs"] = self._grammar(request.sampling.grammar)
         return body
+
+    def _grammar(self, grammar: Mapping[str, object]) -> dict[str, object]:
+        if not grammar.keys() <= _GRAMMARS.keys():
+            raise self.refused(f"has no grammar of kind {', '.join(grammar)}; it has {', '.join(_GRAMMARS)}")
+        return {_GRAMMARS[kind]: value for kind, value in grammar.items()}
 
     def _headers(self, request: LegRequest) -> dict[str, str]:
         headers = {"X-Request-Id": request.leg_id}
@@ -161,7 +168,7 @@ class Vllm(Remote):
             ) from error
         return told["max_num_seqs"], told["max_num_batched_tokens"]
 
-    async def load(self) -> Load | None:
+    async def read_load(self) -> Load | None:
         page = Page(await self.get("/metrics"))
         running, waiting = page.total("vllm:num_requests_running"), page.total("vllm:num_requests_waiting")
         if running is None or waiting is None:

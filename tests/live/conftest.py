@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -38,12 +38,13 @@ LIMITS = EngineConfig(
 
 @dataclass(frozen=True)
 class Server:
-    """A server that is up: what it does, where it is, and where it logs."""
+    """A server that is up: what it does, where it is and logs, and the leader of its process group."""
 
     name: str
     role: Role
     url: str
     log: Path
+    pid: int = 0
 
 
 @pytest.fixture(scope="session")
@@ -86,7 +87,8 @@ def vllm_servers(vllm_python: Path, tiny_model: Path, shared: Path) -> Iterator[
             else:
                 logs = "".join(f"\n--- {one.name}\n{one.log.read_text()[-3000:]}" for one in servers.values())
                 pytest.fail(f"servers did not start:\n{''.join(said)}{logs}")
-            yield servers
+            pids = {words[1]: int(words[5]) for line in said if (words := line.split()) and words[0] == "ready"}
+            yield {role: replace(one, pid=pids[one.name]) for role, one in servers.items()}
         finally:
             zygote.send_signal(signal.SIGTERM)
             zygote.wait(READY_S)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import signal
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +17,7 @@ from kv_index import Asking
 from executors.engines.protocol import GREEDY, Ability, LegFailed, LegRequest, Piece, Sampling
 from executors.engines.remote import Attached, Deadlines
 from executors.engines.vllm import Vllm
+from executors.process import group_members
 from policies.cluster.events import Event
 from policies.cluster.hashing import base_seed, local_hashes
 from policies.cluster.ids import Leg, LossCause, RequestId, WorkerId
@@ -129,12 +133,10 @@ def test_a_split_answer_is_that_of_one_worker(vllm_servers: Any) -> None:
 def test_a_closed_leg_leaves_the_engine_idle(vllm_servers: Any, kind: Leg) -> None:
     async def test(engine: Vllm) -> None:
         task = asyncio.create_task(all_of(engine, leg(prompt(900), 3000, leg=kind)))
-        while (load := await engine.load()) is None or load.running == 0:
-            if kind is Leg.PREFILL:
-                break  # it may be over before it is seen
+        while not task.done() and ((load := await engine.load()) is None or load.running == 0):
+            pass
         task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        await asyncio.gather(task, return_exceptions=True)
         await idle(engine)
 
     with_vllm(vllm_servers, ("mixed" if kind is Leg.AGG else "prefill",), test)
@@ -225,3 +227,45 @@ def test_greedy_is_what_a_canary_asks(vllm_servers: Any) -> None:
         assert pieces[-1].finish in ("stop", "length")
 
     with_vllm(vllm_servers, ("mixed",), test)
+
+
+def test_an_engine_that_is_told_to_go_breaks_its_open_answers(vllm_servers: Any) -> None:
+    """The last but one: the decode server is gone afterwards."""
+
+    async def test(engine: Vllm) -> None:
+        async with aclosing(engine.generate(leg(prompt(50), 3000))) as pieces:
+            await anext(pieces)
+            os.kill(vllm_servers["decode"].pid, signal.SIGTERM)
+            with pytest.raises(LegFailed) as failed:
+                async for _ in pieces:
+                    pass
+        assert failed.value.cause in (LossCause.SHUTDOWN, LossCause.DISCONNECTED), failed.value.reason
+        while await engine.alive():
+            pass
+
+    with_vllm(vllm_servers, ("decode",), test)
+
+
+def test_an_engine_whose_worker_process_dies_is_no_longer_alive(vllm_servers: Any) -> None:
+    """The last: the mixed server is gone afterwards."""
+
+    async def test(engine: Vllm) -> None:
+        (worker,) = (pid for pid in group_members(vllm_servers["mixed"].pid) if "VLLM::Worker" in command_of(pid))
+        async with aclosing(engine.generate(leg(prompt(50), 3000))) as pieces:
+            await anext(pieces)
+            os.kill(worker, signal.SIGKILL)
+            with pytest.raises(LegFailed) as failed:
+                async for _ in pieces:
+                    pass
+        assert failed.value.cause in (LossCause.ENGINE_ERROR, LossCause.DISCONNECTED), failed.value.reason
+        while await engine.alive():
+            pass
+        with pytest.raises(LegFailed) as refused:
+            await all_of(engine, leg(prompt(50), 1))
+        assert refused.value.cause in (LossCause.CONNECT, LossCause.DISCONNECTED, LossCause.ENGINE_ERROR)
+
+    with_vllm(vllm_servers, ("mixed",), test)
+
+
+def command_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8", errors="replace")

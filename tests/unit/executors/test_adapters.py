@@ -221,11 +221,29 @@ def test_trtllm_refuses_what_it_would_leave_out() -> None:
         with pytest.raises(LegFailed, match="cache salts") as failed:
             await all_of(engine, leg(cache_salt="s"))
         assert failed.value.refused
-        with pytest.raises(CapabilityError, match="'choice'"):
-            await all_of(engine, leg(sampling=Sampling(grammar={"choice": ["a"]})))
         assert server.bodies == []
 
     with_engine(trtllm, test)
+
+
+@KINDS
+def test_a_grammar_that_an_engine_has_not_is_refused_by_name(kind: Callable[[], Made]) -> None:
+    async def test(server: FakeEngine, engine: Engine) -> None:
+        with pytest.raises(LegFailed, match="no grammar of kind haiku; it has json") as failed:
+            await all_of(engine, leg(sampling=Sampling(grammar={"haiku": "5-7-5"})))
+        assert failed.value.refused
+        assert server.bodies == []
+
+    with_engine(kind, test)
+
+
+@KINDS
+def test_an_engine_too_busy_to_tell_its_load_says_nothing(kind: Callable[[], Made]) -> None:
+    async def test(server: FakeEngine, engine: Engine) -> None:
+        await server.__aexit__()
+        assert await engine.load() is None
+
+    with_engine(kind, test)
 
 
 @pytest.mark.parametrize(("does", "cause"), [("abort", LossCause.SHUTDOWN), ("endless", LossCause.INCOMPLETE)])
