@@ -71,6 +71,7 @@ class KvBooks:
         self.counts = BooksCounts()
         self._blocks: dict[BlockHash, _Block] = {}
         self._below: dict[BlockHash, dict[BlockHash, None]] = {}  # of parents that are not known (yet) too
+        self._held: Counter[Tier] = Counter()
         self._next_id = 0
         self._unsure: str | None = None  # why the content is not all that the rank holds
 
@@ -81,11 +82,7 @@ class KvBooks:
 
     def copies(self) -> Counter[Tier]:
         """Blocks held in each tier; one that is held twice counts twice."""
-        held: Counter[Tier] = Counter()
-        for block in self._blocks.values():
-            for (tier, _), count in block.copies.items():
-                held[tier] += count
-        return held
+        return +self._held
 
     # ------------------------------------------------------------ what an engine says
 
@@ -174,6 +171,7 @@ class KvBooks:
         copies = self._blocks[ext].copies
         is_first = all(tier is not said.tier for tier, _ in copies)
         copies[said.tier, said.group] += 1
+        self._held[said.tier] += 1
         self.counts.further_copies += not is_first
         return is_first
 
@@ -216,8 +214,11 @@ class KvBooks:
             return ()
         before = block.tiers
         if said.tier is None:
+            for (tier, _), count in block.copies.items():
+                self._held[tier] -= count
             block.copies.clear()
         else:
+            self._held[said.tier] -= 1
             block.copies[said.tier, said.group] -= 1
             block.copies = +block.copies
         left = [tier for tier in before if tier not in block.tiers]
@@ -229,6 +230,7 @@ class KvBooks:
             for held in [held for held in block.copies if held[0] is tier]:
                 del block.copies[held]
             self._forget(ext)
+        del self._held[tier]
 
     def _forget(self, ext: BlockHash | None) -> None:
         """Forget a block that is held nowhere and has none below it; then the one above it, if that was the last."""
@@ -243,6 +245,7 @@ class KvBooks:
     def _forget_all(self) -> None:
         self._blocks.clear()
         self._below.clear()
+        self._held.clear()
 
     # ------------------------------------------------------------ saying it again
 
