@@ -240,7 +240,7 @@ def test_an_engine_that_is_told_to_go_takes_nothing_new(vllm_servers: Any) -> No
                 pass
             with pytest.raises(LegFailed) as failed:
                 await all_of(engine, leg(prompt(50), 1))
-            assert failed.value.cause in (LossCause.CONNECT, LossCause.DISCONNECTED)
+            assert not failed.value.refused  # whoever asks is to be served elsewhere
 
     with_vllm(vllm_servers, ("decode",), test)
 
