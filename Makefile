@@ -18,12 +18,13 @@ TEST_READY := $(VENV)/.ready-test
 export PYTHONDONTWRITEBYTECODE :=
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: help install replay test quick nightly lint bench clean
+.PHONY: help install replay test quick test-live nightly lint bench clean
 
 help:
 	@echo 'make replay   replay the bundled trace on the default cluster and say where the report is'
 	@echo 'make test     run every test (about 5 minutes on 2 cores)'
 	@echo 'make quick    run the tests that take less than a few seconds each'
+	@echo 'make test-live  run the tests against real engines and services that are installed (minutes)'
 	@echo 'make nightly  the property tests with 10,000 examples each, other ones every time (hours)'
 	@echo 'make lint     ruff, formatting and mypy'
 	@echo 'make bench    speed figures, printed'
@@ -36,10 +37,13 @@ replay: $(READY)
 	@$(BIN)/twin replay $(TRACE) $(ARGS)
 
 test: $(TEST_READY)
-	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m 'not live' $(PYTEST_ARGS)
 
 quick: $(TEST_READY)
-	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m 'not slow' $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m 'not slow and not live' $(PYTEST_ARGS)
+
+test-live: $(TEST_READY)
+	@$(BIN)/python -m pytest -m live tests/live $(PYTEST_ARGS)
 
 nightly: $(TEST_READY)
 	@HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/property $(PYTEST_ARGS)

@@ -168,9 +168,9 @@ class Fleet:
         self.names[worker_id] = name
         self.ever[worker_id, up.epoch] = worker
         self._world.ledger.worker_up(worker_id, up.epoch)
-        self._world.post(up)
-        if self.follow is not None:
+        if self.follow is not None:  # before it is up: an index asks at once what a new worker holds
             worker.follower = self.follow(worker, lambda event: self._hear(worker, event))
+        self._world.post(up)
         if self.looks_after:
             worker.tasks.append(self._world.spawn(self._look_after(worker)))
             if self._world.controller.wants(WorkerReported):

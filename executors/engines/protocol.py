@@ -6,14 +6,16 @@ of them. Nothing here imports an engine. Times are seconds, lengths are tokens.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import field
 from enum import Enum
 from types import MappingProxyType
 from typing import Final, Literal, Protocol
 
+from policies.cluster.actions import RequestIndexDump, RequestIndexReplay
 from policies.cluster.blocks import BlockPath, Branch
-from policies.cluster.ids import Leg, LossCause, RequestId, Role
+from policies.cluster.events import Event
+from policies.cluster.ids import Leg, LossCause, RequestId, Role, WorkerId
 from policies.frozen import frozen
 
 Finish = Literal["stop", "length"]
@@ -148,7 +150,10 @@ class Facts:
 
 @frozen
 class Load:
-    """A worker's own account, as of `measured_s` of the loop's clock; gauges of an idle engine may be old."""
+    """A worker's own account, as of `measured_s` of the world's clock; gauges of an idle engine may be old.
+
+    `cached_blocks` are held and in no request's use; 0 where nobody follows its KV events.
+    """
 
     measured_s: float
     running: int
@@ -218,4 +223,25 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Let go of sockets; kill what is left of a process that we started. May be called twice."""
+        ...
+
+
+class KvFollower(Protocol):
+    """Follows what all ranks of a worker say of their blocks, and posts what it hears."""
+
+    def ask(self, action: RequestIndexReplay | RequestIndexDump) -> None:
+        """What a rank holds, or that nobody knows it, is posted as soon as it is known."""
+        ...
+
+    async def close(self) -> None:
+        """Stop. May be called twice."""
+        ...
+
+
+class TellsKv(Engine, Protocol):
+    """One that tells of its KV blocks."""
+
+    def follow(self, worker_id: WorkerId, epoch: int, post: Callable[[Event], None]) -> KvFollower | None:
+        """Begin to follow its events, from the first one on, once it is ready: `post` gets each, in the order of its
+        rank, and the answers to what is asked, never before this returns. None where it was started without."""
         ...

