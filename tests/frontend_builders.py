@@ -248,8 +248,10 @@ async def served(
     stop: bool = True,
 ) -> AsyncIterator[Served]:
     backend = backend or ScriptedBackend()
-    settings = replace(settings or Settings(deadlines=FAST), port=0)
-    frontend = Frontend(backend, {MODEL: tokenizer()}, settings, stopping)
+    settings = settings or Settings()
+    if settings.deadlines == Deadlines():
+        settings = replace(settings, deadlines=FAST)
+    frontend = Frontend(backend, {MODEL: tokenizer()}, replace(settings, port=0), stopping)
     await frontend.start()
     url = f"http://127.0.0.1:{frontend.port}"
     async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, trust_env=False) as http:
@@ -292,7 +294,7 @@ def chunks(text: str) -> list[dict[str, Any]]:
 
 
 def limits(**given: int) -> Settings:
-    return Settings(limits=Limits(**given), deadlines=FAST)
+    return Settings(limits=Limits(**given))
 
 
 def keys(path: Path, *lines: str) -> Path:

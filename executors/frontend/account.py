@@ -13,7 +13,7 @@ from executors.backend import End
 from executors.frontend.errors import CANCELLED, RATE_LIMIT, ApiError
 from executors.frontend.metrics import UNKNOWN_MODEL, micro
 from executors.frontend.requests.wanted import Wanted
-from executors.frontend.services import Call, Services, now_s
+from executors.frontend.services import Call, Services
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class Account:
 
     def close(self) -> None:
         """Everything is counted that is counted at an end."""
-        now = now_s()
+        now = self._services.now()
         self._no_longer_waiting()
         if self._begun:
             self._metrics.active.labels(self._model).dec()

@@ -13,7 +13,7 @@ from fastapi.responses import FileResponse, Response
 from executors.frontend.glance import predicted
 from executors.frontend.live import Second, percentile_ms
 from executors.frontend.operations import status, workers
-from executors.frontend.services import Services, now_s
+from executors.frontend.services import Services
 
 _STATIC: Final = Path(__file__).with_name("static")
 _PAGE: Final = {"content-security-policy": "default-src 'self'", "cache-control": "no-cache"}
@@ -44,7 +44,7 @@ def dashboard(services: Services) -> APIRouter:
 
 def glance(services: Services) -> dict[str, object]:
     """Everything the page draws. Times of series are seconds before now, values as their names say."""
-    now = now_s()
+    now = services.now()
     seconds = services.live.seconds(now)
     return {
         **status(services),

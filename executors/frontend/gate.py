@@ -13,7 +13,7 @@ from executors.frontend.access import Role, demand
 from executors.frontend.body import Receive, Send
 from executors.frontend.errors import AUTHENTICATION, INTERNAL, NOT_FOUND, VALIDATION, ApiError, Family
 from executors.frontend.line import Line
-from executors.frontend.services import CALL, Call, Services, new_request_id, now_s
+from executors.frontend.services import CALL, Call, Services, new_request_id
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        received_s = now_s()
+        received_s = self._services.now()
         raw = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]]
         headers = dict(raw)
         request_id = new_request_id(headers.get("x-request-id"))

@@ -21,7 +21,7 @@ from executors.frontend.encode import Encoded
 from executors.frontend.errors import ENGINE_TIMEOUT, INTERNAL, LATE, ApiError, of_end
 from executors.frontend.reader import Reader
 from executors.frontend.requests.wanted import Wanted
-from executors.frontend.services import Call, Model, Services, now_s
+from executors.frontend.services import Call, Model, Services
 from policies.cluster.events import Hints
 from policies.cluster.ids import RequestId, Trait
 from policies.frozen import frozen
@@ -161,8 +161,8 @@ class Run:
             if not only_before_first or self.account.ttft_s is None:
                 self.cut(error)
 
-        loop = asyncio.get_running_loop()
-        self._timers.append(loop.call_at(self.call.received_s + after_s, expire))
+        left_s = after_s - (self._services.now() - self.call.received_s)
+        self._timers.append(asyncio.get_running_loop().call_later(max(0.0, left_s), expire))
 
     # --- one answer ------------------------------------------------------------
 
@@ -286,11 +286,11 @@ class Run:
         usage = self.usage()
         ttft_s = self.account.ttft_s
         return {
-            "request_received_ms": round(1e3 * (time.time() - (now_s() - self.call.received_s))),
+            "request_received_ms": round(1e3 * (time.time() - (self._services.now() - self.call.received_s))),
             "queue_wait_ms": parts.get("queue_s"),
             "prefill_time_ms": parts.get("prefill_s"),
             "ttft_ms": None if ttft_s is None else 1e3 * ttft_s,
-            "total_time_ms": 1e3 * (now_s() - self.call.received_s),
+            "total_time_ms": 1e3 * (self._services.now() - self.call.received_s),
             "kv_hit_rate": usage.cached_tokens / usage.prompt_tokens,
             "router_queue_depth": None,
             "migrated": 0 if end is None else end.migrations,

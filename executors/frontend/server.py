@@ -11,7 +11,8 @@ import logging
 import signal
 import socket
 import ssl
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import uvicorn
@@ -36,7 +37,8 @@ _BACKLOG: Final = 2048
 
 
 class Frontend:
-    """Serves `backend` to clients. `tokenizers`: those of the models, by name."""
+    """Serves `backend` to clients. `tokenizers`: those of the models, by name. `now`: the clock by which the backend
+    stamps deltas; without one, that of the event loop (which is the monotonic clock)."""
 
     def __init__(
         self,
@@ -44,11 +46,12 @@ class Frontend:
         tokenizers: Mapping[str, ServedTokenizer],
         settings: Settings | None = None,
         stopping: Stopping | None = None,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         settings = settings or Settings()
         self.settings = settings
         self.stopping = stopping or Stopping()
-        self.services = Services.build(backend, tokenizers, settings, self.stopping)
+        self.services = Services.build(backend, tokenizers, settings, self.stopping, now)
         self._servers: list[tuple[_Server, asyncio.Task[None]]] = []
         self._kserve: Any = None
         self.ports: list[int] = []

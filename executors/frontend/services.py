@@ -1,12 +1,11 @@
-"""What one frontend is made of, for whoever handles a request; and what is known of a request before its body is read."""
+"""What a frontend is made of, for whoever handles a request; what is known of a request before its body is read."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 import secrets
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -35,7 +34,7 @@ _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 @dataclass(slots=True)
 class Call:
-    """One HTTP request (or RPC): who, when, under which name. `received_s` is the loop's clock."""
+    """One HTTP request (or RPC): who, when (by the clock of the services), under which name."""
 
     request_id: str
     received_s: float
@@ -86,12 +85,18 @@ class Services:
     rate: RateLimit
     stopping: Stopping
     pool: ThreadPoolExecutor
+    now: Callable[[], float]
     open: Open = field(default_factory=Open)
     runs: set[Run] = field(default_factory=set)
 
     @classmethod
     def build(
-        cls, backend: Backend, tokenizers: Mapping[str, ServedTokenizer], settings: Settings, stopping: Stopping
+        cls,
+        backend: Backend,
+        tokenizers: Mapping[str, ServedTokenizer],
+        settings: Settings,
+        stopping: Stopping,
+        now: Callable[[], float],
     ) -> Services:
         """Raises ConfigError for key files that cannot be read."""
         glance = Glance(backend, settings.metrics_prefix, tuple(tokenizers))
@@ -103,9 +108,10 @@ class Services:
             metrics=Metrics(settings.metrics_prefix, fine=settings.bucket_profile == "superset", collectors=(glance,)),
             live=Live(),
             keys=Keys.read(access.keys_file, Role.ADMIN if settings.on_loopback else Role.USER),
-            rate=RateLimit(access, time.monotonic),
+            rate=RateLimit(access, now),
             stopping=stopping,
             pool=ThreadPoolExecutor(settings.limits.tokenizer_threads, thread_name_prefix="tokenize"),
+            now=now,
         )
 
     def model(self, name: str) -> Model:
@@ -156,7 +162,3 @@ class Services:
 def new_request_id(given: str | None) -> str:
     """The client's own, if it is a plain word."""
     return given if given is not None and _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
-
-
-def now_s() -> float:
-    return asyncio.get_running_loop().time()

@@ -6,7 +6,6 @@ import ipaddress
 from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final, Literal
 
 from executors.engines.protocol import Ability
@@ -92,8 +91,8 @@ class Settings:
     admin_port: int | None = None
     kserve_port: int | None = None
     tls: Tls | None = None
-    aliases: Mapping[str, str] = MappingProxyType({})
-    loras: Mapping[str, str] = MappingProxyType({})
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    loras: Mapping[str, str] = field(default_factory=dict)
     abilities: frozenset[Ability] = frozenset()
     anthropic: bool = True
     debug: bool = False

@@ -36,7 +36,7 @@ class ServedTokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path) -> ServedTokenizer:
-        """Read `tokenizer.json`, and the template of `chat_template.jinja` or `tokenizer_config.json` where there is one."""
+        """Read `tokenizer.json`, and the template in `chat_template.jinja` or `tokenizer_config.json`, if any."""
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise ConfigError(f"{path} is missing; name the folder of a model with its tokenizer.json")

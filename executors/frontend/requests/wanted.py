@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field
-from types import MappingProxyType
 from typing import Literal
 
 from executors.engines.protocol import Sampling
@@ -73,5 +72,5 @@ class Wanted:
     include_usage: bool = False
     running_usage: bool = False
     extensions: Extensions = field(default_factory=Extensions)
-    echoed: Mapping[str, object] = MappingProxyType({})
+    echoed: Mapping[str, object] = field(default_factory=dict)
     """What the answer repeats of the request (Responses API)."""
