@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -114,15 +115,15 @@ class ScriptedAnswer:
             self._end = End(outcome="cancelled", output_tokens=self.made, reason=reason, worker=self._script.worker)
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
-        script, left = self._script, list(self._script.says)[: self.ask.max_tokens]
-        for size in script.steps or [1] * len(left):
-            if not left:
-                break
+        script, most = self._script, min(len(self._script.says), self.ask.max_tokens)
+        for size in script.steps or [1] * most:
             if self.made in script.before:
                 await self._either(script.before[self.made])
             if self.told.is_set():
                 return
-            ids, left = tuple(left[:size]), left[size:]
+            ids = tuple(script.says[self.made : min(self.made + size, most)])
+            if not ids:
+                break
             self.made += len(ids)
             yield Delta(token_ids=ids, at_s=self._at_s(), logprobs=self._logprobs(ids))
             await asyncio.sleep(0)
@@ -231,9 +232,14 @@ class Served:
         pairs = [line.rsplit(" ", 1) for line in lines if line and not line.startswith("#")]
         return {name: float(value) for name, value in pairs}
 
-    async def raw(self, data: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection of our own, with `data` written to it."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.frontend.port)
+    async def raw(self, data: bytes, window: int | None = None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection of our own, with `data` written to it; the kernel keeps `window` bytes for a slow reader."""
+        sock = socket.socket()
+        if window is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window)
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", self.frontend.port))
+        reader, writer = await asyncio.open_connection(sock=sock, limit=window or 2**16)
         writer.write(data)
         await writer.drain()
         return reader, writer

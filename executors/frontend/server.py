@@ -126,6 +126,7 @@ class Frontend:
             lifespan="on",
             log_config=None,
             access_log=False,
+            proxy_headers=False,
             server_header=False,
             date_header=False,
             timeout_keep_alive=int(self.settings.deadlines.idle_s),

@@ -11,6 +11,7 @@ import asyncio
 import re
 import secrets
 import socket
+import struct
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
@@ -36,6 +37,7 @@ _LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*([^\r]*)", re.IGNORECASE
 _CODING: Final = re.compile(rb"\r\ntransfer-encoding:[ \t]*([^\r]*)", re.IGNORECASE)
 _END: Final = b"\r\n\r\n"
 _PROBE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+_NO_LINGER: Final = struct.pack("ii", 1, 0)
 _COMMENT: Final = b":\n\n"
 _PROBE_FIRST_S: Final = 0.01
 _PROBE_LAST_S: Final = 1.0
@@ -133,7 +135,7 @@ class StrictProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.app_state = {**self.app_state, ABORT: transport.abort}
+        self.app_state = {**self.app_state, ABORT: self._hang_up}
         address = self.client[0] if self.client else ""
         if not self._doors.enter(address):
             self._refuse(ApiError(OVERLOAD, "too many connections", code="too_many_connections", close=True))
@@ -213,6 +215,13 @@ class StrictProtocol(H11Protocol):
         self._forget_head()
         if self._probe_timer is not None:
             self._probe_timer.cancel()
+
+    def _hang_up(self) -> None:
+        """Close, and let the kernel forget what was not read."""
+        sock = self.transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        self.transport.abort()
 
     # --- refusals ------------------------------------------------------------
 
