@@ -10,6 +10,7 @@ import asyncio
 import functools
 import json
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -94,7 +95,7 @@ class Script:
 class ScriptedAnswer:
     """One answer. `steps` counts what was made, so that a test sees whether work went on."""
 
-    def __init__(self, ask: Ask, script: Script) -> None:
+    def __init__(self, ask: Ask, script: Script, now: Callable[[], float]) -> None:
         self.ask = ask
         self.made = 0
         self.cancelled: list[str] = []
@@ -102,7 +103,8 @@ class ScriptedAnswer:
         """Set when cancelled."""
         self._script = script
         self._end: End | None = None
-        self._from_s = asyncio.get_running_loop().time()
+        self._now = now
+        self._from_s = now()
 
     @property
     def end(self) -> End | None:
@@ -142,7 +144,7 @@ class ScriptedAnswer:
 
     def _at_s(self) -> float:
         times = self._script.times
-        return asyncio.get_running_loop().time() if times is None else self._from_s + times[self.made - 1]
+        return self._now() if times is None else self._from_s + times[self.made - 1]
 
     def _logprobs(self, ids: Sequence[int]) -> tuple[Logprob, ...]:
         if self.ask.sampling.logprobs is None:
@@ -169,9 +171,12 @@ class ScriptedAnswer:
 class ScriptedBackend:
     """Answers every request by `script`, or by what it makes of the request."""
 
-    def __init__(self, script: Script | Callable[[Ask], Script] | None = None, context: int = 4096) -> None:
+    def __init__(
+        self, script: Script | Callable[[Ask], Script] | None = None, now: Callable[[], float] = time.monotonic
+    ) -> None:
         self.script = script if script is not None else Script(says=ids_of(ANSWER))
-        self.state = Serving(models=(MODEL,), missing=(), context_tokens=context)
+        self.state = Serving(models=(MODEL,), missing=(), context_tokens=4096)
+        self.now = now
         self.answers: list[ScriptedAnswer] = []
         self.arrived = asyncio.Event()
         self.limits: dict[str, float | None] = {"active_decode_blocks": None}
@@ -182,7 +187,7 @@ class ScriptedBackend:
 
     def submit(self, ask: Ask) -> ScriptedAnswer:
         script = self.script if isinstance(self.script, Script) else self.script(ask)
-        answer = ScriptedAnswer(ask, script)
+        answer = ScriptedAnswer(ask, script, self.now)
         self.answers.append(answer)
         self.arrived.set()
         return answer
@@ -257,7 +262,7 @@ async def served(
     settings = settings or Settings()
     if settings.deadlines == Deadlines():
         settings = replace(settings, deadlines=FAST)
-    frontend = Frontend(backend, {MODEL: tokenizer()}, replace(settings, port=0), stopping)
+    frontend = Frontend(backend, {MODEL: tokenizer()}, replace(settings, port=0), stopping, backend.now)
     await frontend.start()
     url = f"http://127.0.0.1:{frontend.port}"
     async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, trust_env=False) as http:

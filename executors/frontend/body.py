@@ -18,6 +18,19 @@ _SMALL_BYTES: Final = 128 * 1024
 """Larger bodies are parsed beside the event loop."""
 
 
+class Incoming:
+    """`receive` of a request, which remembers whether its body is `over`."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self.over = False
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        self.over = not message.get("more_body", False)
+        return message
+
+
 def left() -> ApiError:
     """The client is gone; nobody will read this."""
     return ApiError(CANCELLED, "the client left", code="client")

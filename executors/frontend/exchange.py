@@ -17,7 +17,7 @@ from executors.frontend.answers.anthropic import MessagesWriter
 from executors.frontend.answers.openai import ChatWriter, CompletionWriter
 from executors.frontend.answers.responses import ResponsesWriter
 from executors.frontend.answers.writer import Result, Writer, dump
-from executors.frontend.body import Receive, Send, read_json
+from executors.frontend.body import Incoming, Receive, Send, read_json
 from executors.frontend.encode import encode
 from executors.frontend.errors import CANCELLED, INTERNAL, OVERLOAD, ApiError, invalid
 from executors.frontend.line import Line
@@ -59,15 +59,16 @@ class Exchange:
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         call: Call = scope[CALL]
+        incoming = Incoming(receive)
         line = Line(send, self._services.settings, scope["state"])
         account = Account(self._services, call, self._api.endpoint)
         try:
             with self._services.open:
-                await self._converse(call, account, line, receive)
+                await self._converse(call, account, line, incoming)
         except ApiError as error:
             account.fail(error)
             if not line.started and error.kind is not CANCELLED:
-                await line.error(error, call.family, receive)
+                await line.error(error, call.family, incoming)
             elif error.code == "slow_reader":
                 self._services.metrics.slow_reader.inc()
                 await hang_up(scope)

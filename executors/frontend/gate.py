@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Final
 
 from executors.frontend.access import Role, demand
-from executors.frontend.body import Receive, Send
+from executors.frontend.body import Incoming, Receive, Send
 from executors.frontend.errors import AUTHENTICATION, INTERNAL, NOT_FOUND, VALIDATION, ApiError, Family
 from executors.frontend.line import Line
 from executors.frontend.services import CALL, Call, Services, new_request_id
@@ -46,6 +46,7 @@ class Gate:
         request_id = new_request_id(headers.get("x-request-id"))
         family = family_of(scope["path"])
         told = _with_id(send, request_id, headers.get("traceparent"))
+        incoming = Incoming(receive)
         line = Line(told, self._services.settings, scope.setdefault("state", {}))
         try:
             self._check(scope, raw, headers)
@@ -55,11 +56,11 @@ class Gate:
         except ApiError as error:
             if not (error.kind is AUTHENTICATION and self._is_open(scope["path"])):
                 self._count(error)
-                await line.error(error, family, receive)
+                await line.error(error, family, incoming)
                 return
-        await self._within(scope, receive, told, line, family)
+        await self._within(scope, incoming, told, line, family)
 
-    async def _within(self, scope: Scope, receive: Receive, send: Send, line: Line, family: Family) -> None:
+    async def _within(self, scope: Scope, incoming: Incoming, send: Send, line: Line, family: Family) -> None:
         started = False
 
         async def noting(message: MutableMapping[str, Any]) -> None:
@@ -68,14 +69,14 @@ class Gate:
             await send(message)
 
         try:
-            await self._app(scope, receive, noting)
+            await self._app(scope, incoming, noting)
         except ApiError as error:
             if not started:
-                await line.error(error, family, receive)
+                await line.error(error, family, incoming)
         except Exception:
             log.exception("%s %s failed", scope["method"], family)
             if not started:
-                await line.error(ApiError(INTERNAL, "the request failed inside the server"), family, receive)
+                await line.error(ApiError(INTERNAL, "the request failed inside the server"), family, incoming)
 
     def _check(self, scope: Scope, raw: list[tuple[str, str]], headers: Mapping[str, str]) -> None:
         """What the server below would let pass, and another reader might take differently."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, MutableMapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Final
 
 from executors.frontend import errors
 from executors.frontend.answers.writer import dump
-from executors.frontend.body import Receive, Send, left
+from executors.frontend.body import Incoming, Receive, Send, left
 from executors.frontend.errors import CANCELLED, TOO_LARGE, ApiError, Family
 from executors.frontend.services import STREAMING
 from executors.frontend.settings import Settings
@@ -82,7 +82,7 @@ class Line:
         self.complete()
         await self._write({"type": "http.response.body", "body": b""})
 
-    async def error(self, error: ApiError, family: Family, receive: Receive) -> None:
+    async def error(self, error: ApiError, family: Family, incoming: Incoming) -> None:
         """An error instead of an answer. Where the body is too large it is read on for a while and thrown away: a
         client that is cut off while it sends never sees why."""
         status, body = errors.status(error, self._settings), dump(errors.body(error, family))
@@ -93,7 +93,7 @@ class Line:
         self.started = True
         await self._write({"type": "http.response.start", "status": status, "headers": _sized(headers, body)})
         await self._write({"type": "http.response.body", "body": body, "more_body": True})
-        await _throw_away(receive)
+        await _throw_away(incoming)
         await self.end()
 
     async def _write(self, message: Mapping[str, object]) -> None:
@@ -104,17 +104,12 @@ class Line:
             raise ApiError(CANCELLED, "the client does not read", code="slow_reader") from None
 
 
-async def _throw_away(receive: Receive) -> None:
+async def _throw_away(incoming: Incoming) -> None:
     seen = 0
-    try:
+    with suppress(TimeoutError):
         async with asyncio.timeout(_LINGER_S):
-            while seen < _LINGER_BYTES:
-                message = await receive()
-                seen += len(message.get("body", b""))
-                if not message.get("more_body", False):
-                    return
-    except TimeoutError:
-        return
+            while seen < _LINGER_BYTES and not incoming.over:
+                seen += len((await incoming()).get("body", b""))
 
 
 def _sized(headers: Sequence[tuple[bytes, bytes]], body: bytes) -> list[tuple[bytes, bytes]]:

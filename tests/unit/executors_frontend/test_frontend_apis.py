@@ -45,14 +45,16 @@ async def test_the_openai_client_lists_chats_and_streams() -> None:
             model=MODEL, messages=MESSAGES, max_tokens=5, logprobs=True, top_logprobs=1, temperature=0, user="me",  # type: ignore[arg-type]
         )  # fmt: skip
         assert whole.choices[0].message.content == "one two three four five"
-        assert whole.usage is not None and whole.usage.completion_tokens == 5
+        assert whole.usage is not None
+        assert whole.usage.completion_tokens == 5
         assert whole.choices[0].logprobs is not None
         stream = await client.chat.completions.create(
             model="small", messages=MESSAGES, max_tokens=3, stream=True, stream_options={"include_usage": True},  # type: ignore[arg-type]
         )  # fmt: skip
         told = [chunk async for chunk in stream]
         assert "".join(chunk.choices[0].delta.content or "" for chunk in told[:-1]) == "one two three"
-        assert told[-1].usage is not None and told[-1].usage.completion_tokens == 3
+        assert told[-1].usage is not None
+        assert told[-1].usage.completion_tokens == 3
         assert {chunk.model for chunk in told} == {"small"}
         old = await client.completions.create(model=MODEL, prompt=["one", "two"], max_tokens=2)
         assert [choice.text for choice in old.choices] == ["one two", "one two"]
@@ -93,7 +95,8 @@ async def test_the_openai_client_reads_responses() -> None:
         assert whole.status == "incomplete"
         assert whole.incomplete_details is not None
         assert whole.incomplete_details.reason == "max_output_tokens"
-        assert whole.usage is not None and whole.usage.output_tokens == 4
+        assert whole.usage is not None
+        assert whole.usage.output_tokens == 4
         parts: list[str] = []
         async with client.responses.stream(model=MODEL, input=[{"role": "user", "content": "one"}]) as stream:
             async for event in stream:

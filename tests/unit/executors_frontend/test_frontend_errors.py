@@ -103,15 +103,13 @@ async def test_bad_requests_are_400_and_name_the_field() -> None:
 @run
 async def test_bodies_that_are_no_json_object_are_refused() -> None:
     deep = b"[" * 100_000
-    for body, code in (
-        (b"{bad", "invalid_json"), (b"[1]", "invalid_json"), (b"\xff{}", "invalid_json"), (b'{"a":1,"a":2}', "invalid_json"),
-        (b'{"a":NaN}', "invalid_json"), (b'{"a":1e999}', "invalid_json"), (b'{"a":"\\ud800"}', "invalid_json"),
-        (deep, "invalid_json"), (b'{"a":' * 70 + b"1" + b"}" * 70, "invalid_json"), (b"", "invalid_json"),
-        (b'{"a":' + b"9" * 5000 + b"}", "invalid_json"),
-    ):  # fmt: skip
-        async with served() as it:
+    async with served() as it:
+        for body in (
+            b"{bad", b"[1]", b"\xff{}", b'{"a":1,"a":2}', b'{"a":NaN}', b'{"a":1e999}', b'{"a":"\\ud800"}', b"", deep,
+            b'{"a":' * 70 + b"1" + b"}" * 70, b'{"a":' + b"9" * 5000 + b"}", b'{"a":"' + b"x" * 1_000_001 + b'"}',
+        ):  # fmt: skip
             answer = await it.http.post(CHAT, content=body, headers={"content-type": "application/json"})
-            assert (answer.status_code, answer.json()["error"]["code"]) == (400, code), body[:20]
+            assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json"), body[:20]
 
 
 @run
@@ -147,7 +145,9 @@ async def test_an_unknown_model_is_404_in_the_words_of_each_api() -> None:
     assert openai.status_code == 404 == anthropic.status_code
     assert openai.json()["error"]["code"] == "model_not_found"
     assert anthropic.json()["error"]["type"] == "not_found_error"
-    labels = 'endpoint="chat_completions",error_type="not_found",model="unknown_model",request_type="unary",status="error"'
+    labels = (
+        'endpoint="chat_completions",error_type="not_found",model="unknown_model",request_type="unary",status="error"'
+    )
     assert samples[f"dynamo_frontend_requests_total{{{labels}}}"] == 1
 
 

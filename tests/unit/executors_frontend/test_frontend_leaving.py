@@ -76,7 +76,7 @@ async def test_who_leaves_while_its_prompt_is_encoded_reaches_no_engine() -> Non
         blocker = _Blocker()
         pool.submit(blocker.wait)
         pool.submit(blocker.wait)  # both threads are taken, so that the prompt waits
-        reader, writer = await it.raw(request(chat()))
+        _reader, writer = await it.raw(request(chat()))
         while not it.frontend.services.open.count:
             await asyncio.sleep(0)
         writer.close()
@@ -180,12 +180,7 @@ async def test_silence_is_filled_with_comments() -> None:
                     break
             hold.set()
             rest = [line async for line in lines]
-        assert rest[-2] == "data: [DONE]" or "data: [DONE]" in rest
-        async with it.http.stream(
-            "POST", "/v1/messages", json={"model": "tiny", "max_tokens": 4, "messages": chat()["messages"], "stream": True}
-        ) as answer:
-            told = [line async for line in answer.aiter_lines()]
-        assert "event: message_stop" in told
+        assert "data: [DONE]" in rest
 
 
 @run

@@ -184,7 +184,9 @@ async def test_probabilities_come_with_their_tokens() -> None:
     async with served(settings=settings) as it:
         body = (await it.post("/v1/chat/completions", chat(logprobs=True, top_logprobs=2, max_tokens=2))).json()
         told = chunks((await it.post("/v1/chat/completions", chat(logprobs=True, max_tokens=2, stream=True))).text)
-        old = (await it.post("/v1/completions", {"model": "tiny", "prompt": "one", "max_tokens": 2, "logprobs": 1})).json()
+        old = (
+            await it.post("/v1/completions", {"model": "tiny", "prompt": "one", "max_tokens": 2, "logprobs": 1})
+        ).json()
     content = body["choices"][0]["logprobs"]["content"]
     assert [one["token"] for one in content] == ["one", " two"]
     assert [len(one["top_logprobs"]) for one in content] == [2, 2]
@@ -198,7 +200,9 @@ async def test_probabilities_come_with_their_tokens() -> None:
 async def test_running_usage_stands_in_every_chunk() -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     async with served() as it:
-        told = chunks((await it.post("/v1/chat/completions", chat(max_tokens=2, stream=True, stream_options=options))).text)
+        told = chunks(
+            (await it.post("/v1/chat/completions", chat(max_tokens=2, stream=True, stream_options=options))).text
+        )
     assert [one["usage"]["completion_tokens"] for one in told][-1] == 2
     assert all(one["usage"]["prompt_tokens"] == prompt_tokens() for one in told)
 
