@@ -265,10 +265,13 @@ async def served(
     frontend = Frontend(backend, {MODEL: tokenizer()}, replace(settings, port=0), stopping, backend.now)
     await frontend.start()
     url = f"http://127.0.0.1:{frontend.port}"
-    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, trust_env=False) as http:
-        yield Served(frontend, backend, http, url)
-    if stop:
-        await frontend.stop()
+    try:
+        async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, trust_env=False) as http:
+            yield Served(frontend, backend, http, url)
+    finally:
+        if stop:
+            frontend.stopping.hurry()  # a test that failed leaves nothing behind
+            await frontend.stop()
 
 
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:

@@ -38,7 +38,7 @@ class Keys:
 
     def __init__(self, keys: dict[bytes, Principal], anonymous: Role) -> None:
         self._keys = keys
-        self._anonymous = Principal(name=None, role=anonymous)
+        self.anonymous = Principal(name=None, role=anonymous)
 
     def __bool__(self) -> bool:
         return bool(self._keys)
@@ -64,7 +64,7 @@ class Keys:
     def who(self, authorization: str | None, api_key: str | None) -> Principal:
         """The client with these two headers. Raises ApiError where a key is missing or wrong."""
         if not self._keys:
-            return self._anonymous
+            return self.anonymous
         given = api_key
         if authorization is not None:
             scheme, _, token = authorization.partition(" ")

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from executors.frontend.access import Role
@@ -65,7 +66,8 @@ class Exchange:
         try:
             with self._services.open:
                 await self._converse(call, account, line, incoming)
-        except ApiError as error:
+        except Exception as raised:
+            error = raised if isinstance(raised, ApiError) else inside(call)
             account.fail(error)
             if not line.started and error.kind is not CANCELLED:
                 await line.error(error, call.family, incoming)
@@ -83,27 +85,8 @@ class Exchange:
         document = await read_json(services, call.headers, receive)
         async with line.attended(receive):
             wanted = self._api.read(document, rules(services, call))
-            account.begin(wanted)
-            model = services.model(wanted.model)
-            prompts = await encode(services, model, wanted)
-            run = Run(services, call, model, wanted, prompts, account)
-            total_s, client_deadline = deadline(services, call)
-            await self._answer(run, line, lambda: run.start(total_s, client_deadline=client_deadline))
-
-    async def _answer(self, run: Run, line: Line, start: Callable[[], None]) -> None:
-        try:
-            start()
-            if run.wanted.stream:
-                await self._stream(run, line)
-            else:
-                await self._unary(run, line)
-        except ApiError:
-            raise
-        except Exception:
-            log.exception("request %s failed", run.call.request_id)
-            raise ApiError(INTERNAL, "the request failed inside the server") from None
-        finally:
-            await run.close()
+            async with running(services, call, account, wanted) as run:
+                await (self._stream if wanted.stream else self._unary)(run, line)
 
     async def _stream(self, run: Run, line: Line) -> None:
         writer = self._api.writer(run)
@@ -135,6 +118,26 @@ class Exchange:
                     done[event.choice] = event
         results = [_result(parts.get(index, []), done[index]) for index in sorted(done)]
         await line.whole(200, dump(self._api.writer(run).body(results)))
+
+
+@asynccontextmanager
+async def running(services: Services, call: Call, account: Account, wanted: Wanted) -> AsyncIterator[Run]:
+    """A run that has started; when the block is left, nothing of it goes on."""
+    account.begin(wanted)
+    total_s, client_deadline = deadline(services, call)
+    model = services.model(wanted.model)
+    run = Run(services, call, model, wanted, await encode(services, model, wanted), account)
+    try:
+        run.start(total_s, client_deadline=client_deadline)
+        yield run
+    finally:
+        await run.close()
+
+
+def inside(call: Call) -> ApiError:
+    """For an exception that is a fault of ours: its insides are for the log."""
+    log.exception("request %s failed", call.request_id)
+    return ApiError(INTERNAL, "the request failed inside the server")
 
 
 async def hang_up(scope: MutableMapping[str, Any]) -> None:

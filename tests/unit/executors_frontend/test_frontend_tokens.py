@@ -93,7 +93,7 @@ def test_bytes_that_never_become_a_character_are_not_held_for_ever() -> None:
 
 def test_stop_strings_are_not_looked_for_before_min_tokens() -> None:
     reader = Reader(tokenizer(), ["two"], 4)
-    text = "".join(reader.push(Delta(token_ids=(one,), at_s=0.0)).text for one in ids_of("one two three four two five"))
+    text = reader.push(Delta(token_ids=tuple(ids_of("one two three four two five")), at_s=0.0)).text
     assert text == "one two three four "
     assert reader.stop == "two"
 
