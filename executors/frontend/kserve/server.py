@@ -185,9 +185,9 @@ class KserveServer:
             account.fail(left())
             raise
         except Exception:
-            error = inside(call)
-            account.fail(error)
-            raise error from None
+            fault = inside(call)
+            account.fail(fault)
+            raise fault from None
         finally:
             account.close()
 
