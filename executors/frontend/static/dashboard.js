@@ -1,0 +1,114 @@
+"use strict";
+// Draws what /dashboard/data says, once a second. Everything that is text comes in as text, never as markup.
+const SPAN_S = 300, WIDTH = 400, HEIGHT = 150, LEFT = 44, BOTTOM = 18;
+const CHARTS = [
+  {title: "Time to first token, ms", lines: ["ttft_ms_p50", "ttft_ms_p95"], names: ["p50", "p95"], twin: "ttft_ms"},
+  {title: "Between tokens, ms", lines: ["itl_ms_p50", "itl_ms_p95"], names: ["p50", "p95"], twin: "itl_ms"},
+  {title: "Output tokens per second", lines: ["tokens_per_s"], names: ["tokens"], twin: "tokens_per_s"},
+  {title: "Requests per second", lines: ["requests_per_s", "failed_per_s"], names: ["ended", "failed"], twin: "requests_per_s"},
+];
+const at = (id) => document.getElementById(id);
+const round = (value) => value >= 100 ? Math.round(value) : Math.round(value * 10) / 10;
+
+function make(tag, text, attributes = {}, svg = false) {
+  const node = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
+  if (text !== null && text !== undefined) node.textContent = text;
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  return node;
+}
+
+function points(series, top) {
+  return series.map(([s, value]) => {
+    const x = LEFT + (WIDTH - LEFT) * (1 + s / SPAN_S), y = (HEIGHT - BOTTOM) * (1 - value / top) + 4;
+    return `${x.toFixed(1)},${y.toFixed(1)}`;
+  }).join(" ");
+}
+
+function chart(spec, data) {
+  const lines = spec.lines.map((name, n) => ({name: spec.names[n], series: data.measured[name] || [], style: `l${n}`, key: `k${n}`}));
+  const twin = data.predicted[spec.twin];
+  lines.push({name: twin ? "predicted" : "predicted: not told", series: twin || [], style: "l2 dashed", key: "k2"});
+  const top = Math.max(1e-9, ...lines.flatMap((line) => line.series.map((point) => point[1]))) * 1.05;
+  const svg = make("svg", null, {viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img"}, true);
+  for (const share of [0, 0.5, 1]) {
+    const y = (HEIGHT - BOTTOM) * (1 - share) + 4;
+    svg.append(make("line", null, {x1: LEFT, x2: WIDTH, y1: y, y2: y, class: "rule"}, true));
+    svg.append(make("text", round(share * top), {x: LEFT - 5, y: y + 4, "text-anchor": "end"}, true));
+  }
+  svg.append(make("text", "5 min ago", {x: LEFT, y: HEIGHT - 2}, true));
+  svg.append(make("text", "now", {x: WIDTH, y: HEIGHT - 2, "text-anchor": "end"}, true));
+  for (const line of lines) svg.append(make("polyline", null, {points: points(line.series, top), class: line.style}, true));
+  const legend = make("div", null, {class: "legend"});
+  for (const line of lines) {
+    const last = line.series.length ? ` ${round(line.series[line.series.length - 1][1])}` : "";
+    legend.append(make("i", null, {class: line.key}), line.name + last);
+  }
+  const figure = make("figure");
+  figure.append(make("h3", spec.title), svg, legend);
+  return figure;
+}
+
+function table(node, heads, rows) {
+  const head = make("tr");
+  head.append(...heads.map((name) => make("th", name)));
+  const body = rows.map((cells) => {
+    const row = make("tr");
+    row.append(...cells.map((cell) => {
+      const td = make("td", cell instanceof Node ? null : cell ?? "–");
+      if (cell instanceof Node) td.append(cell);
+      return td;
+    }));
+    return row;
+  });
+  node.replaceChildren(head, ...body);
+}
+
+function share(value) {
+  if (value === null) return "–";
+  const box = make("span");
+  box.append(make("meter", null, {value, max: 1}), ` ${Math.round(100 * value)} %`);
+  return box;
+}
+
+function draw(data) {
+  at("state").textContent = data.status;
+  at("state").className = `badge ${data.status === "ready" ? "good" : "bad"}`;
+  at("missing").textContent = data.missing.join("; ");
+  const sum = (name) => data.worker_list.reduce((total, worker) => total + (worker[name] || 0), 0);
+  const tiles = {"ready workers": `${data.workers.ready} of ${data.workers.total}`, "open requests": data.open_requests,
+    "running": sum("running"), "waiting in engines": sum("waiting"), "models": data.models.join(", ") || "none"};
+  at("tiles").replaceChildren(...Object.entries(tiles).map(([name, value]) => {
+    const tile = make("div", null, {class: "tile"});
+    tile.append(make("b", value), make("span", name));
+    return tile;
+  }));
+  at("charts").replaceChildren(...CHARTS.map((spec) => chart(spec, data)));
+  table(at("workers"), ["worker", "role", "state", "in flight", "running", "waiting", "KV in use", "cached blocks"],
+    data.worker_list.map((one) => [one.name, one.role, one.state, one.in_flight, one.running, one.waiting, share(one.kv_share), one.cached_blocks]));
+  const heads = [...new Set(data.decisions.flatMap(Object.keys))];
+  table(at("decisions"), heads, data.decisions.map((one) => heads.map((name) => {
+    const value = one[name];
+    return value !== null && typeof value === "object" ? JSON.stringify(value) : value;
+  })));
+}
+
+async function refresh() {
+  const key = sessionStorage.getItem("key");
+  try {
+    const answer = await fetch("/dashboard/data", {headers: key ? {authorization: `Bearer ${key}`} : {}});
+    at("key").hidden = answer.status !== 401 && answer.status !== 403;
+    if (answer.ok) draw(await answer.json());
+    else { at("state").textContent = `no data: ${answer.status}`; at("state").className = "badge bad"; }
+  } catch {
+    at("state").textContent = "not reachable";
+    at("state").className = "badge bad";
+  }
+  setTimeout(refresh, 1000);
+}
+
+at("key").addEventListener("submit", (event) => {
+  event.preventDefault();
+  sessionStorage.setItem("key", new FormData(event.target).get("key"));
+  event.target.reset();
+});
+refresh();
