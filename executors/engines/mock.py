@@ -25,8 +25,6 @@ from twin.engine.sequence import Sequence
 from twin.engine.settings import EngineSettings
 from twin.perf.protocol import LatencyModel
 
-FIRST_TOKEN_ID = 100
-"""Ids below are left to special tokens."""
 SEED_TOKENS = 16
 """How much of the beginning of a text decides what it says."""
 
@@ -48,7 +46,8 @@ class _Leg:
 
 
 class MockEngine:
-    """One worker of the simulated kind as `protocol.Engine`. `vocabulary` is how many token ids there are.
+    """One worker of the simulated kind as `protocol.Engine`. It makes token ids from the first of
+    `tokens` to before the last.
 
     `transfer_s` is how long the KV of a prompt of so many tokens takes to come here. `tell` takes what it has to say of
     its blocks, in the simulator's own words (None: it says nothing).
@@ -70,7 +69,7 @@ class MockEngine:
         gpus: int = 1,
         tree: ContentTree | None = None,
         tell: Callable[[WorkerEvent], None] | None = None,
-        vocabulary: int = 32_000,
+        tokens: tuple[int, int] = (100, 32_000),
         transfer_s: Callable[[int], float] = lambda tokens: 0.0,
     ) -> None:
         self.name = name
@@ -82,7 +81,8 @@ class MockEngine:
         self._gpus = gpus
         self._tree = tree or ContentTree(settings.block_size, settings.block_size)
         self._tell = tell
-        self._vocabulary = vocabulary
+        self._first_token, last = tokens
+        self._tokens = last - self._first_token
         self._transfer_s = transfer_s
         self._engine = build_engine(settings, latency, worker_id=worker_id, kv_events=tell is not None)
         self._plan: StepPlan | None = None
@@ -328,7 +328,7 @@ class MockEngine:
             self._wake()
 
     def _token(self, seed: int, at: int) -> int:
-        return FIRST_TOKEN_ID + (seed + at * 2_654_435_761) % 2**32 % (self._vocabulary - FIRST_TOKEN_ID)
+        return self._first_token + (seed + at * 2_654_435_761) % 2**32 % self._tokens
 
 
 def _is_done(seq: Sequence) -> bool:

@@ -1,0 +1,188 @@
+"""From a configuration to a live cluster: the same policies as in the twin, on engines that are started or attached to.
+
+`LiveCluster` is everything behind the frontend. Which engine runs where is the configuration's business, which
+environments and checkpoints there are on this host is `Host`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from executors.clock import WallClock
+from executors.engines.mock import MockEngine
+from executors.engines.remote import Attached
+from executors.fleet import Follower, LiveWorker
+from executors.leases import LeaseTerms
+from executors.record import LiveRecord
+from executors.service import Service, Wanted
+from executors.starter import HostStarter, Model, adapter
+from executors.world import USUAL, Limits, LiveWorld, Watch
+from policies.cluster.blocks import ContentTree
+from policies.cluster.controller import Controller, Policy
+from policies.cluster.events import BlocksStored
+from policies.cluster.ids import Role
+from policies.errors import ConfigError
+from policies.frozen import frozen
+from twin.cluster import build_groups
+from twin.config import Config, WorkerGroup
+from twin.deciding import build_policy, guards, migration
+
+MOCK = "mock"
+
+
+@frozen
+class Host:
+    """What there is to serve with: the model, interpreters by engine, URLs of running engines by group (those groups
+    start none), where logs and the record go. `mock`: the twin's own engines in real time instead of real ones."""
+
+    model: Model
+    mock: bool = False
+    pythons: Mapping[str, Path]
+    attached: Mapping[str, tuple[str, ...]]
+    logs: Path | None = None
+    record: Path | None = None
+    lease_s: int = 30
+    tokens: tuple[int, int] = (100, 32_000)
+    """Token ids that mock engines make, from the first to before the last."""
+    limits: Limits = USUAL
+
+
+def live_config(config: Config, host: Host) -> tuple[Config, list[str]]:
+    """The configuration as it is served, and what was changed for that, in words."""
+    notices = []
+    router = config.router
+    if not host.mock and router.mode == "kv" and router.use_kv_events and router.index != "engine":
+        router = replace(router, index="engine")
+        notices.append("router.index = engine: real engines tell of their blocks in their own words")
+    resilience = config.resilience
+    if not resilience.migration_limit and "resilience.migration_limit" not in config.origins:
+        resilience = replace(resilience, migration_limit=3)
+        notices.append("resilience.migration_limit = 3: requests whose worker is lost go on elsewhere")
+    return replace(config, router=router, resilience=resilience), notices
+
+
+def live_policies(config: Config, block_size: int) -> list[Policy]:
+    """The policies of the configuration, in order."""
+    return [build_policy(config, block_size), migration(config), *guards(config.resilience)]
+
+
+class LiveCluster:
+    """One world with its workers. Make it in a running loop; `start`, then serve `service`, then `close`."""
+
+    def __init__(self, config: Config, host: Host) -> None:
+        self.config, self.notices = live_config(config, host)
+        self.host = host
+        self.clock = WallClock(asyncio.get_running_loop())
+        self._groups = {group.name: group for group in self.config.workers}
+        sizes = {group.engine.block_size for group in self.config.workers}
+        block_size = max(sizes)
+        policies = live_policies(self.config, block_size)
+        self.record = LiveRecord(host.record, self.config, policies) if host.record is not None else None
+        controller = Controller(policies, self.record)
+        roles = frozenset(Role(group.role) for group in self.config.workers)
+        split = Role.PREFILL in roles
+        self.world = LiveWorld(
+            controller,
+            self.clock,
+            ContentTree(block_size, block_size),
+            limits=host.limits,
+            lease=LeaseTerms.of(host.lease_s, health_period_s=2.0) if split and not host.mock else None,
+            watch=self.record or Watch(),
+        )
+        fleet = self.world.fleet
+        fleet.follow = self._follow
+        fleet.on_failed_start.append(self._failed)
+        self.failures: list[str] = []
+        self.starter: HostStarter | None = None
+        if not host.mock:
+            self.starter = HostStarter(self._groups, host.model, host.pythons, self.clock.now, host.logs, host.lease_s)
+            fleet.starter = self.starter
+        context = max(group.engine.max_model_len or 0 for group in self.config.workers)
+        self.service = Service(
+            self.world,
+            [Wanted(model=host.model.served_as, roles=roles, context_tokens=context)],
+        )
+
+    def _follow(self, worker: LiveWorker, post: object) -> Follower | None:
+        """Listen to its KV events, where its engine tells of them and somebody wants to know."""
+        follow = getattr(worker.engine, "follow", None)
+        if follow is None or not self.world.reads_blocks:
+            return None
+        found: Follower | None = follow(worker.worker_id, worker.up.epoch, post)
+        return found
+
+    def _failed(self, name: str, group: str, error: Exception) -> None:
+        self.failures.append(f"{name}: {error}")
+
+    async def start(self) -> None:
+        """Start every worker of the configuration, or attach to those that run; returns when all are up.
+
+        Raises EngineError with the end of a log where one does not come up; the others are then stopped."""
+        if self.host.mock:
+            self._start_mocks()
+            return
+        starting = []
+        for group in self.config.workers:
+            urls = self.host.attached.get(group.name, ())
+            for number, url in enumerate(urls):
+                engine = adapter(group, _attached(group, f"{group.name}-{number}", url), self.clock.now)
+                starting.append(self.world.fleet.attach(engine, f"{group.name}-{number}", group.name))
+            if not urls:
+                starting += [self._bring_up(group.name) for _ in range(group.count)]
+        results = await asyncio.gather(*starting, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    async def _bring_up(self, group: str) -> LiveWorker:
+        assert self.starter is not None
+        name, started = self.starter.start(group)
+        self.world.fleet.starting[name] = group
+        try:
+            return await self.world.fleet.attach(await started, name, group)
+        finally:
+            del self.world.fleet.starting[name]
+
+    def _start_mocks(self) -> None:
+        wants = self.world.controller.wants(BlocksStored)
+        for group in build_groups(self.config, leap=False):
+            for spec in group.workers:
+                engine = MockEngine(
+                    spec.name,
+                    spec.settings,
+                    spec.latency,
+                    self.clock,
+                    worker_id=spec.worker_id,
+                    role=spec.role,
+                    model=self.host.model.served_as,
+                    gpus=spec.gpus,
+                    tree=self.world.tree,
+                    tell=self.world.post if wants else None,
+                    tokens=self.host.tokens,
+                )
+                self.world.fleet.join(engine, engine.facts(), spec.name, group.config.name, spec.worker_id)
+
+    async def close(self) -> None:
+        """Cancel what is open, end what was started, write the report of a recorded run."""
+        await self.world.close()
+        if self.starter is not None:
+            await self.starter.close()
+        if self.record is not None:
+            self.record.close(self.world.fleet)
+
+
+def _attached(group: WorkerGroup, name: str, url: str) -> Attached:
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"--attach {group.name}={url}: write the address of a running engine, http://HOST:PORT")
+    return Attached(
+        name=name,
+        url=url.rstrip("/"),
+        role=Role(group.role),
+        gpus=group.tp * group.pp * group.dp,
+        on_cpu=group.on_cpu,
+        max_num_seqs=group.engine.max_num_seqs * group.dp,
+        max_batched_tokens=group.engine.max_num_batched_tokens * group.dp,
+    )

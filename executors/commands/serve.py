@@ -1,0 +1,257 @@
+"""`twin serve`: a configuration as a running service, on mock engines or with --live on real ones."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from twin.commands.replay_line import Option, Values
+from twin.commands.typed import command_of
+from twin.errors import CapabilityError, ConfigError, Exit
+
+if TYPE_CHECKING:
+    from executors.assemble import Host
+    from executors.frontend.settings import Settings
+    from executors.frontend.tokens import ServedTokenizer
+    from twin.config import Config
+
+OPTIONS = (
+    Option("--config", "FILE", "Configuration (best.toml of a search, or any other of the twin)."),
+    Option("--set", "KEY=VALUE", "One setting; may be given several times.", many=True),
+    Option("--live", "", "Real engines; without it, the twin's own engines in real time."),
+    Option("--checkpoint", "DIR", "What engines load: a folder with weights and tokenizer."),
+    Option("--tokenizer", "DIR", "Folder with tokenizer.json, where it is not that of --checkpoint."),
+    Option("--served-as", "NAME", "Name that clients ask for; otherwise that of the model or folder."),
+    Option("--attach", "GROUP=URL", "A running engine as a worker of a group; several times.", many=True),
+    Option("--python", "ENGINE=PATH", "Interpreter of the environment that an engine is in.", many=True),
+    Option("--logs", "DIR", "Folder for the logs of engines; otherwise a temporary one."),
+    Option("--lease", "S", "Seconds that a prefill worker keeps KV that nobody fetched (30)."),
+    Option("--record", "DIR", "Write the run there: journal, requests, report; twin replay reads the journal."),
+    Option("--plan", "", "Print what would be started, and stop."),
+    Option("--host", "ADDRESS", "Address to listen on (127.0.0.1)."),
+    Option("--port", "N", "Port to listen on (8000; 0: any)."),
+    Option("--admin-port", "N", "A port of 127.0.0.1 of its own for paths of administrators."),
+    Option("--kserve-grpc-port", "N", "Serve KServe v2 over gRPC there too (extra `kserve`)."),
+    Option("--api-keys", "FILE", "API keys, one a line: key, name, role (user, trusted, admin)."),
+    Option("--require-auth", "", "Refuse to start without --api-keys."),
+    Option("--tls-cert", "FILE", "Certificate, in PEM."),
+    Option("--tls-key", "FILE", "Its key, in PEM."),
+    Option("--debug-endpoints", "", "/debug/decisions and /debug/state, for administrators."),
+    Option("--grace", "S", "Seconds after a signal in which new requests are still taken (5)."),
+    Option("--drain", "S", "Seconds that open requests may then take (900)."),
+    Option("--quiet", "", "No notices on stderr.", short="-q"),
+)
+
+
+def run(values: Values) -> int:
+    """Serve until a signal. Exit 0 if every request could finish, 4 if some were cut."""
+    _check_packages()
+    from twin.config_read import load
+
+    config = load(Path(values["config"]) if "config" in values else None, {}, values.get("set", ()))
+    _check(values, config)
+    tokenizer, name, tokens = _tokenizer(values, config)
+    host = _host(values, config, name, tokens)
+    if "plan" in values:
+        return _plan(config, host)
+    return asyncio.run(_serve(config, host, {name: tokenizer}, _settings(values), quiet="quiet" in values))
+
+
+serve = command_of(run, OPTIONS, "Serve a configuration: the same policies, live.")
+
+
+def _check_packages() -> None:
+    try:
+        import aiohttp  # noqa: F401
+        import fastapi  # noqa: F401
+        import tokenizers  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise CapabilityError(f"twin serve needs {error.name}: pip install 'dynatwin[live]'") from None
+
+
+def _check(values: Values, config: Config) -> None:
+    """What has no effect, or means nothing, is refused."""
+    live = "live" in values
+    for name in ("checkpoint", "attach", "python", "logs", "lease", "plan"):
+        if name in values and not live:
+            raise ConfigError(f"--{name} has no effect without --live: mock engines load and start nothing")
+    if live and "checkpoint" not in values and "tokenizer" not in values:
+        raise ConfigError("--live: which weights? give --checkpoint DIR (with --attach, --tokenizer DIR is enough)")
+    if live and "checkpoint" not in values and len(_pairs(values, "attach")) < len(config.workers):
+        raise ConfigError("--live without --checkpoint: every group of workers must then be attached to (--attach)")
+    if config.trace.path is not None and "quiet" not in values:
+        print("note: the trace of the configuration is not played: clients bring the demand", file=sys.stderr)
+
+
+def _tokenizer(values: Values, config: Config) -> tuple[ServedTokenizer, str, tuple[int, int]]:
+    """The tokenizer, the name that is served, and the token ids that mock engines make."""
+    from executors import mock_model
+    from executors.frontend.tokens import ServedTokenizer
+
+    folder = values.get("tokenizer", values.get("checkpoint"))
+    if folder is None:
+        name = values.get("served_as", config.workers[0].model)
+        return mock_model.tokenizer(), name, (mock_model.READABLE, mock_model.VOCABULARY)
+    found = ServedTokenizer.from_folder(Path(folder))
+    usual = config.workers[0].model if "live" not in values else Path(folder).resolve().name
+    return found, values.get("served_as", usual), (min(100, found.vocab_size - 1), found.vocab_size)
+
+
+def _host(values: Values, config: Config, name: str, tokens: tuple[int, int]) -> Host:
+    from executors.assemble import Host
+    from executors.starter import Model
+
+    groups = {group.name for group in config.workers}
+    attached: dict[str, list[str]] = {}
+    for group, url in _pairs(values, "attach"):
+        if group not in groups:
+            raise ConfigError(
+                f"--attach {group}={url}: there is no group {group!r}; there are {', '.join(sorted(groups))}"
+            )
+        attached.setdefault(group, []).append(url)
+    return Host(
+        model=Model(checkpoint=str(Path(values.get("checkpoint", ".")).resolve()), served_as=name),
+        mock="live" not in values,
+        pythons=_pythons(values),
+        attached={group: tuple(urls) for group, urls in attached.items()},
+        logs=Path(values["logs"]) if "logs" in values else None,
+        record=Path(values["record"]) if "record" in values else None,
+        lease_s=_whole(values, "lease", 30),
+        tokens=tokens,
+    )
+
+
+def _pythons(values: Values) -> dict[str, Path]:
+    """By engine: --python, else DYNATWIN_VLLM_PYTHON and its like, else our own environment if it has the engine."""
+    from importlib.util import find_spec
+
+    found = {}
+    for kind, module in (("vllm", "vllm"), ("sglang", "sglang"), ("trtllm", "tensorrt_llm")):
+        named = os.environ.get(f"DYNATWIN_{kind.upper()}_PYTHON")
+        if named:
+            found[kind] = Path(named)
+        elif find_spec(module) is not None:
+            found[kind] = Path(sys.executable)
+    for kind, path in _pairs(values, "python"):
+        found[kind] = Path(path)
+    for kind, python in found.items():
+        if not python.exists():
+            raise ConfigError(
+                f"--python {kind}={python}: there is no such file; name the interpreter of its environment"
+            )
+    return found
+
+
+def _settings(values: Values) -> Settings:
+    from executors.frontend.settings import Access, Deadlines, Settings, Tls
+
+    usual = Settings()
+    if ("tls_cert" in values) != ("tls_key" in values):
+        raise ConfigError("--tls-cert and --tls-key go together")
+    tls = Tls(cert=Path(values["tls_cert"]), key=Path(values["tls_key"])) if "tls_cert" in values else None
+    return Settings(
+        host=values.get("host", usual.host),
+        port=_whole(values, "port", usual.port),
+        admin_port=_whole(values, "admin_port", 0) if "admin_port" in values else None,
+        kserve_port=_whole(values, "kserve_grpc_port", 0) if "kserve_grpc_port" in values else None,
+        tls=tls,
+        debug="debug_endpoints" in values,
+        deadlines=Deadlines(
+            grace_s=_whole(values, "grace", int(usual.deadlines.grace_s)),
+            drain_s=_whole(values, "drain", int(usual.deadlines.drain_s)),
+        ),
+        access=Access(
+            keys_file=Path(values["api_keys"]) if "api_keys" in values else None,
+            require_auth="require_auth" in values,
+        ),
+    )
+
+
+def _plan(config: Config, host: Host) -> int:
+    """What would be started here, one shell line for each worker."""
+    from executors.assemble import live_config
+    from executors.starter import HostStarter
+
+    served, notices = live_config(config, host)
+    for notice in notices:
+        print(f"note: {notice}", file=sys.stderr)
+    groups = {group.name: group for group in served.workers if group.name not in host.attached}
+    starter = HostStarter(groups, host.model, host.pythons, lambda: 0.0, host.logs, host.lease_s)
+    for planned in starter.plan():
+        print(planned.text())
+    for group, urls in host.attached.items():
+        for url in urls:
+            print(f"# attached as a worker of {group}: {url}")
+    return Exit.OK
+
+
+async def _serve(
+    config: Config, host: Host, tokenizers: Mapping[str, ServedTokenizer], settings: Settings, *, quiet: bool
+) -> int:
+    from executors.assemble import LiveCluster
+    from executors.frontend.server import Frontend
+
+    cluster = LiveCluster(config, host)
+    if not quiet:
+        for notice in cluster.notices:
+            print(f"note: {notice}", file=sys.stderr)
+    frontend = Frontend(cluster.service, tokenizers, settings, now=cluster.clock.now)
+    try:
+        started = asyncio.ensure_future(cluster.start())
+        serving = asyncio.ensure_future(frontend.run())
+        telling = asyncio.ensure_future(_tell(frontend, started, quiet=quiet))
+        done, _ = await asyncio.wait({started, serving}, return_when=asyncio.FIRST_COMPLETED)
+        if started in done and started.exception() is not None:
+            serving.cancel()
+            await asyncio.gather(serving, telling, return_exceptions=True)
+            started.result()
+        code = await serving
+        started.cancel()
+        await asyncio.gather(started, telling, return_exceptions=True)
+        return code
+    finally:
+        await cluster.close()
+        if host.record is not None and not quiet:
+            print(f"record  {host.record}", file=sys.stderr)
+
+
+async def _tell(frontend: object, started: asyncio.Future[None], *, quiet: bool) -> None:
+    """Say on stdout where it listens, and when it serves: lines that scripts can wait for."""
+    while not frontend.ports:  # type: ignore[attr-defined]
+        await asyncio.sleep(0.01)
+    address = f"http://{frontend.settings.host}:{frontend.port}"  # type: ignore[attr-defined]
+    print(json.dumps({"listening": address}) if quiet else f"listening on {address}", flush=True)
+    await asyncio.wait({started})
+    if not started.cancelled() and started.exception() is None:
+        print(
+            json.dumps({"ready": address}) if quiet else f"ready: {address}/v1, dashboard {address}/dashboard",
+            flush=True,
+        )
+
+
+def _pairs(values: Values, name: str) -> list[tuple[str, str]]:
+    found = []
+    for text in values.get(name, ()):
+        key, equals, value = str(text).partition("=")
+        if not equals or not key or not value:
+            raise ConfigError(f"--{name} {text}: write NAME=VALUE")
+        found.append((key, value))
+    return found
+
+
+def _whole(values: Values, name: str, usual: int) -> int:
+    if name not in values:
+        return usual
+    try:
+        value = int(values[name])
+    except ValueError:
+        value = -1
+    if value < 0:
+        raise ConfigError(f"--{name.replace('_', '-')} {values[name]}: must be a whole number, 0 or more")
+    return value

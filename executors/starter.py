@@ -1,0 +1,176 @@
+"""Starts the workers of a group as processes on this host: ports, folder, command line, adapter."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+
+from executors.engines.launch import Launch, Place, Ports, launch, port_needs
+from executors.engines.protocol import Engine
+from executors.engines.remote import Attached, Remote
+from executors.ports import LOOPBACK, PortAllocator
+from executors.process import EngineProcess
+from policies.cluster.ids import Role
+from policies.errors import CapabilityError, ConfigError
+from policies.frozen import frozen
+from twin.config import WorkerGroup
+
+NICE_NAMES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
+
+
+@frozen
+class Model:
+    """What engines load (a folder, or a name of the hub where they may look there), and the name it is served by."""
+
+    checkpoint: str
+    served_as: str
+
+
+def adapter(group: WorkerGroup, at: Attached, now: Callable[[], float]) -> Remote:
+    """The adapter of a group's engine; only that one is imported."""
+    match group.engine.kind:
+        case "vllm":
+            from executors.engines.vllm import Vllm
+
+            return Vllm(at, now=now)
+        case "sglang":
+            from executors.engines.sglang import Sglang
+
+            return Sglang(at, now=now)
+        case "trtllm":
+            from executors.engines.trtllm import Started, Trtllm
+
+            engine = group.engine
+            if engine.max_model_len is None:
+                raise ConfigError(
+                    f"workers {group.name}: TensorRT-LLM does not say how long a request may be; set "
+                    "workers.engine.max_model_len to what it was started with"
+                )
+            started = Started(block_size=engine.block_size, context_tokens=engine.max_model_len, dp_ranks=group.dp)
+            return Trtllm(at, started, now=now)
+    raise CapabilityError(f"there is no adapter for engine {group.engine.kind!r}; there are vllm, sglang and trtllm")
+
+
+@frozen
+class Planned:
+    """One worker as it would be started: for people, before anything is."""
+
+    name: str
+    group: str
+    command: tuple[str, ...]
+    env: Mapping[str, str]
+    files: Mapping[str, str]
+
+    def text(self) -> str:
+        """One shell line, and the files that it reads."""
+        variables = [f"{name}={shlex.quote(value)}" for name, value in sorted(self.env.items())]
+        line = " ".join([*variables, shlex.join(self.command)])
+        return "\n".join([f"# {self.name}", line, *(f"#   {name}:\n{text}" for name, text in self.files.items())])
+
+
+class HostStarter:
+    """`fleet.Starter` on this host. `pythons` names the interpreter of the environment that each engine is in,
+    `folder` is where workers have their logs; `lease_s` is how long a prefill worker keeps KV that nobody fetches."""
+
+    def __init__(
+        self,
+        groups: Mapping[str, WorkerGroup],
+        model: Model,
+        pythons: Mapping[str, Path],
+        now: Callable[[], float],
+        folder: Path | None = None,
+        lease_s: int = 30,
+        drain_s: int = 300,
+    ) -> None:
+        self._groups = dict(groups)
+        self._model = model
+        self._pythons = dict(pythons)
+        self._now = now
+        self._folder = folder or Path(tempfile.mkdtemp(prefix="dynatwin-"))
+        self._ports = PortAllocator()
+        self._counts: dict[str, int] = {}
+        self._lease_s = lease_s
+        self._drain_s = drain_s
+        self.processes: dict[str, EngineProcess] = {}
+
+    def start(self, group: str) -> tuple[str, Awaitable[Engine]]:
+        if group not in self._groups:
+            raise ConfigError(f"there is no worker group {group!r}; there are {', '.join(self._groups)}")
+        name = self._next_name(group)
+        return name, self._run(name, self._groups[group])
+
+    def plan(self) -> list[Planned]:
+        """Every worker of the configuration as it would be started now; ports are only looked up."""
+        planned = []
+        for group in self._groups.values():
+            for _ in range(group.count):
+                name = self._next_name(group.name)
+                _, made = self._launch(name, group)
+                command = (str(self._python(group)), *made.argv)
+                planned.append(Planned(name=name, group=group.name, command=command, env=made.env, files=made.files))
+                self._ports.release(name)
+        self._counts.clear()
+        return planned
+
+    def _next_name(self, group: str) -> str:
+        number = self._counts[group] = self._counts.get(group, -1) + 1
+        return f"{group}-{number}"
+
+    def _python(self, group: WorkerGroup) -> Path:
+        kind = group.engine.kind
+        if kind not in self._pythons:
+            variable = f"DYNATWIN_{kind.upper()}_PYTHON"
+            raise CapabilityError(
+                f"workers {group.name}: no environment with {NICE_NAMES.get(kind, kind)} is known; name its "
+                f"interpreter with --python {kind}=PATH or {variable} (twin probe says what this host has)"
+            )
+        return self._pythons[kind]
+
+    def _launch(self, name: str, group: WorkerGroup) -> tuple[Place, Launch]:
+        taken = self._ports.take(name, port_needs(group))
+        folder = self._folder / name
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        place = Place(
+            name=name,
+            model=self._model.checkpoint,
+            served_as=self._model.served_as,
+            ports=Ports(host=LOOPBACK, **taken),
+            folder=str(folder),
+            lease_s=self._lease_s,
+            drain_s=self._drain_s,
+        )
+        return place, launch(group, place)
+
+    async def _run(self, name: str, group: WorkerGroup) -> Engine:
+        place, made = self._launch(name, group)
+        for file, text in made.files.items():
+            (Path(place.folder) / file).write_text(text, encoding="utf-8")
+        process = await EngineProcess.start(
+            name,
+            (str(self._python(group)), *made.argv),
+            self._folder / f"{name}.log",
+            environment={**os.environ, **made.env},
+            folder=Path(place.folder),
+        )
+        self.processes[name] = process
+        process.when_ended(lambda ended: self._ports.release(name))
+        at = Attached(
+            name=name,
+            url=f"http://{place.ports.host}:{place.ports.http}",
+            role=Role(group.role),
+            gpus=0 if group.on_cpu else group.tp * group.pp * group.dp,
+            on_cpu=group.on_cpu,
+            max_num_seqs=group.engine.max_num_seqs * group.dp,
+            max_batched_tokens=group.engine.max_num_batched_tokens * group.dp,
+            process=process,
+        )
+        return adapter(group, at, self._now)
+
+    async def close(self) -> None:
+        """End whatever was started here and still runs."""
+        await asyncio.gather(*(process.stop(5.0) for process in self.processes.values()))
+        self._ports.close()
