@@ -53,7 +53,7 @@ def run(values: Values) -> int:
     _check_packages()
     from twin.config_read import load
 
-    config = load(Path(values["config"]) if "config" in values else None, {}, values.get("set", ()))
+    config = load(Path(values["config"]) if "config" in values else None, {}, (*values.get("set", ()), _ALL))
     _check(values, config)
     tokenizer, name, tokens = _tokenizer(values, config)
     host = _host(values, config, name, tokens)
@@ -63,6 +63,9 @@ def run(values: Values) -> int:
 
 
 serve = command_of(run, OPTIONS, "Serve a configuration: the same policies, live.")
+
+
+_ALL = "allow_no_effect=true"  # what has no effect in a simulation may have one here: it is told, not refused
 
 
 def _check_packages() -> None:
@@ -85,8 +88,13 @@ def _check(values: Values, config: Config) -> None:
         raise ConfigError("--live: which weights? give --checkpoint DIR (with --attach, --tokenizer DIR is enough)")
     if live and "checkpoint" not in values and len(_pairs(values, "attach")) < len(config.workers):
         raise ConfigError("--live without --checkpoint: every group of workers must then be attached to (--attach)")
-    if config.trace.path is not None and "quiet" not in values:
+    if "quiet" in values:
+        return
+    if config.trace.path is not None:
         print("note: the trace of the configuration is not played: clients bring the demand", file=sys.stderr)
+    for text in config.no_effect:
+        if not (live and ".on_cpu " in text):
+            print(f"note: without effect: {text}", file=sys.stderr)
 
 
 def _tokenizer(values: Values, config: Config) -> tuple[ServedTokenizer, str, tuple[int, int]]:
