@@ -29,7 +29,7 @@ class FakePublisher:
         self.asked_from: list[int] = []
         self._now_s = 0.0
         self._kept: list[tuple[int, bytes]] = []
-        self._context = zmq.asyncio.Context()
+        self._context = zmq.asyncio.Context.instance()
 
     async def __aenter__(self) -> FakePublisher:
         self._pub, self._router = self._context.socket(zmq.XPUB), self._context.socket(zmq.ROUTER)
@@ -45,7 +45,6 @@ class FakePublisher:
             await self._task
         for socket in (self._pub, self._router):
             socket.close(linger=0)
-        self._context.term()
 
     def source(self, **changes: Any) -> KvSource:
         ends = [socket.getsockopt_string(zmq.LAST_ENDPOINT) for socket in (self._pub, self._router)]

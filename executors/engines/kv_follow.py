@@ -70,7 +70,7 @@ class KvStream:
         self._teller = teller
         self._expected = 0
         self._sent_s = float("-inf")  # of the last batch, by the engine's clock
-        self._context = zmq.asyncio.Context()
+        self._context = zmq.asyncio.Context.instance()  # never ended: that would keep the loop waiting
         self._task = asyncio.create_task(self._run(), name=f"kv events of {books.rank}")
 
     async def close(self) -> None:
@@ -78,7 +78,6 @@ class KvStream:
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
-        self._context.term()
 
     def _listen(self) -> zmq.asyncio.Socket:
         socket = self._context.socket(zmq.SUB)

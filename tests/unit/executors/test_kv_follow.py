@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -276,19 +277,19 @@ def test_each_rank_answers_for_itself() -> None:
 
 def test_a_publisher_may_connect_to_the_follower() -> None:
     async def test() -> None:
-        context = zmq.asyncio.Context()
-        publisher = context.socket(zmq.XPUB)
-        port = publisher.bind_to_random_port("tcp://127.0.0.1")
-        publisher.unbind(f"tcp://127.0.0.1:{port}")
-        one = Followed(KvSource(endpoint=f"tcp://127.0.0.1:{port}", replay=None, topic="kv", bind=True))
-        await one.next(IndexDump)
-        publisher.connect(f"tcp://127.0.0.1:{port}")
-        await publisher.recv()
-        await publisher.send_multipart([b"kv", bytes(8), msgpack.packb([1.0, [block(0)], 0])])
-        await one.stored(0)
-        await one.streams.close()
-        publisher.close(linger=0)
-        context.term()
+        with tempfile.TemporaryDirectory() as folder:
+            endpoint = f"ipc://{folder}/kv"
+            publisher = zmq.asyncio.Context.instance().socket(zmq.XPUB)
+            one = Followed(KvSource(endpoint=endpoint, replay=None, topic="kv", bind=True))
+            try:
+                await one.next(IndexDump)
+                publisher.connect(endpoint)
+                await publisher.recv()
+                await publisher.send_multipart([b"kv", bytes(8), msgpack.packb([1.0, [block(0)], 0])])
+                await one.stored(0)
+            finally:
+                await one.streams.close()
+                publisher.close(linger=0)
 
     run(test())
 
