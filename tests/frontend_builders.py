@@ -64,6 +64,13 @@ def tokenizer() -> ServedTokenizer:
     return ServedTokenizer(tokenizer_json(), ChatTemplate(TEMPLATE, {"bos_token": "<s>"}))
 
 
+def chat_ids(messages: Sequence[Mapping[str, object]], by: ServedTokenizer | None = None) -> tuple[str, list[int]]:
+    """The prompt of a chat, and its token ids."""
+    by = by or tokenizer()
+    parts = by.fill(messages)
+    return "".join(part.text for part in parts), by.encode_parts(parts)
+
+
 def ids_of(text: str) -> list[int]:
     """Token ids of an answer: no begin token."""
     return list(Tokenizer.from_str(tokenizer_json()).encode(text, add_special_tokens=False).ids)

@@ -160,7 +160,7 @@ async def test_a_deadline_in_mid_stream_is_an_error_event() -> None:
     never = asyncio.Event()
     backend = ScriptedBackend(Script(says=ids_of(ANSWER), before={2: never}))
     async with served(backend) as it:
-        answer = await it.post(CHAT, chat(stream=True), headers={"x-request-timeout-ms": "100"})
+        answer = await it.post(CHAT, chat(stream=True), headers={"x-request-timeout-ms": "500"})
         bad = await it.post(CHAT, chat(), headers={"x-request-timeout-ms": "soon"})
     told = frames(answer.text)
     assert json.loads(told[-2])["error"]["code"] == "deadline"
