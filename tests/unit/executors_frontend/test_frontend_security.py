@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import resource
+import shutil
+import ssl
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
 from frontend_builders import (
     ANSWER,
@@ -26,7 +31,7 @@ from frontend_builders import (
 
 from executors.frontend.access import Keys, RateLimit, Role
 from executors.frontend.errors import ApiError
-from executors.frontend.settings import Access, Settings
+from executors.frontend.settings import Access, Settings, Tls
 from executors.frontend.wire import check_head
 from policies.errors import ConfigError
 
@@ -400,6 +405,32 @@ def test_a_head_is_looked_at_before_it_is_complete() -> None:
         check_head(b"GET / HTTP/1.1\nhost", Settings())
     with pytest.raises(ApiError, match="larger than"):
         check_head(b"x" * 17_000, Settings())
+
+
+def test_over_tls_a_stream_is_the_same_and_whoever_leaves_is_cancelled(tmp_path: Path) -> None:
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("needs openssl, to make a certificate")
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    line = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    made = subprocess.run([openssl, *line, *names, "-keyout", key, "-out", cert], capture_output=True, check=False)
+    assert made.returncode == 0, made.stderr
+    never = asyncio.Event()
+
+    @run
+    async def one() -> None:
+        trusted = ssl.create_default_context(cafile=str(cert))
+        async with served(settings=Settings(tls=Tls(cert=cert, key=key))) as it:
+            url = f"https://127.0.0.1:{it.frontend.port}{CHAT}"
+            async with httpx.AsyncClient(verify=trusted, trust_env=False) as client:
+                assert (await client.post(url, json=chat(stream=True))).text.endswith("data: [DONE]\n\n")
+                it.backend.script = Script(says=ids_of(ANSWER), before={1: never})
+                async with client.stream("POST", url, json=chat(stream=True)) as answer:
+                    await anext(answer.aiter_lines())
+            await it.backend.answers[1].told.wait()
+
+    one()
 
 
 @run
