@@ -10,6 +10,7 @@ import asyncio
 import functools
 import json
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -62,6 +63,13 @@ def tokenizer_json() -> str:
 @functools.cache
 def tokenizer() -> ServedTokenizer:
     return ServedTokenizer(tokenizer_json(), ChatTemplate(TEMPLATE, {"bos_token": "<s>"}))
+
+
+def chat_ids(messages: Sequence[Mapping[str, object]], by: ServedTokenizer | None = None) -> tuple[str, list[int]]:
+    """The prompt of a chat, and its token ids."""
+    by = by or tokenizer()
+    parts = by.fill(messages)
+    return "".join(part.text for part in parts), by.encode_parts(parts)
 
 
 def ids_of(text: str) -> list[int]:
@@ -272,6 +280,14 @@ async def served(
         if stop:
             frontend.stopping.hurry()  # a test that failed leaves nothing behind
             await frontend.stop()
+
+
+def block_encoding(it: Served) -> threading.Event:
+    """Prompts wait to be encoded, all threads being taken, until the event is set."""
+    free = threading.Event()
+    for _ in range(it.frontend.settings.limits.tokenizer_threads):
+        it.frontend.services.pool.submit(free.wait, PATIENCE_S)
+    return free
 
 
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:

@@ -124,6 +124,7 @@ class Account:
             metrics.cached_tokens.labels(model).observe(end.cached_tokens or 0)
             if "queue_s" in end.timing:
                 metrics.queue_wait.labels(model).observe(micro(end.timing["queue_s"]))
+                metrics.stage.labels("route").observe(micro(end.timing["queue_s"]))
         self._of_worker()
         self._own_targets()
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Final
 
 from fastapi import FastAPI, Request
@@ -44,7 +44,10 @@ def application(services: Services, *, admin: bool = True, admin_only: bool = Fa
     app.add_exception_handler(HTTPException, _told(services))
     if services.settings.access.cors_origins:
         app.add_middleware(
-            CORSMiddleware, allow_origins=list(services.settings.access.cors_origins), allow_headers=["*"]
+            CORSMiddleware,
+            allow_origins=list(services.settings.access.cors_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
         )
     return Gate(app, services, admin=admin, admin_only=admin_only)
 
@@ -65,7 +68,7 @@ class _Endpoint:
         await Exchange(self._services, self._api)(scope, receive, send)
 
 
-def _counter(services: Services):  # type: ignore[no-untyped-def]
+def _counter(services: Services) -> Callable[[Request], Awaitable[Response]]:
     async def count_tokens(request: Request) -> Response:
         call = request.scope[CALL]
         services.stopping.check()
@@ -78,7 +81,7 @@ def _counter(services: Services):  # type: ignore[no-untyped-def]
     return count_tokens
 
 
-def _told(services: Services):  # type: ignore[no-untyped-def]
+def _told(services: Services) -> Callable[[Request, Exception], Awaitable[Response]]:
     """Errors outside of an exchange: of small paths, and of the framework."""
 
     async def tell(request: Request, error: Exception) -> Response:
@@ -103,7 +106,7 @@ def _of_framework(path: str, error: Exception) -> ApiError:
     return ApiError(INTERNAL, "the request failed inside the server")
 
 
-def _lifespan(services: Services):  # type: ignore[no-untyped-def]
+def _lifespan(services: Services) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         beat = asyncio.create_task(_beat(services))

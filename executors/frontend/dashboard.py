@@ -16,7 +16,10 @@ from executors.frontend.operations import status, workers
 from executors.frontend.services import Services
 
 _STATIC: Final = Path(__file__).with_name("static")
-_PAGE: Final = {"content-security-policy": "default-src 'self'", "cache-control": "no-cache"}
+_PAGE: Final = {
+    "content-security-policy": "default-src 'self'; img-src data:; frame-ancestors 'none'",
+    "cache-control": "no-cache",
+}
 _DECISIONS: Final = 12
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
+from functools import partial
 
 from executors.frontend.errors import ApiError, invalid, unsupported
+from executors.frontend.metrics import Metrics
 from executors.frontend.requests.wanted import ChatPrompt, Prompt, TextPrompt, TokenPrompt, Wanted
 from executors.frontend.services import Model, Services
 from executors.frontend.tokens import ServedTokenizer
@@ -35,26 +36,27 @@ async def _encode(services: Services, model: Model, wanted: Wanted, prompt: Prom
         prompt = TokenPrompt(token_ids=asked.token_data)
     if isinstance(prompt, ChatPrompt) and tokenizer.chat is None and not asked.raw_prompt:
         raise unsupported("messages", "the model has no chat template; use /v1/completions")
-    before = time.perf_counter()
-    text, ids = await asyncio.get_running_loop().run_in_executor(
-        services.pool, _ids, tokenizer, prompt, asked.raw_prompt
-    )
-    spent = services.metrics.tokenize if not isinstance(prompt, ChatPrompt) else services.metrics.template
-    spent.observe(time.perf_counter() - before)
+    work = partial(_ids, services.metrics, tokenizer, prompt, asked.raw_prompt)
+    text, ids = await asyncio.get_running_loop().run_in_executor(services.pool, work)
     return Encoded(token_ids=ids, text=text, max_tokens=_budget(services, wanted, ids, tokenizer))
 
 
-def _ids(tokenizer: ServedTokenizer, prompt: Prompt, raw: bool) -> tuple[str | None, Sequence[int]]:
+def _ids(metrics: Metrics, tokenizer: ServedTokenizer, prompt: Prompt, raw: bool) -> tuple[str | None, Sequence[int]]:
+    """Runs on a thread of the pool."""
     match prompt:
         case TokenPrompt():
             return None, prompt.token_ids
         case TextPrompt():
-            return prompt.text, tokenizer.encode(prompt.text, raw=raw)
+            text = prompt.text
         case ChatPrompt() if raw:
             text = "".join(str(message["content"]) for message in prompt.messages)
-            return text, tokenizer.encode(text, raw=True)
         case ChatPrompt():
-            return tokenizer.encode_chat(prompt.messages)
+            with metrics.template.time():
+                parts = tokenizer.fill(prompt.messages)
+            with metrics.tokenize.time():
+                return "".join(part.text for part in parts), tokenizer.encode_parts(parts)
+    with metrics.tokenize.time():
+        return text, tokenizer.encode(text, raw=raw)
 
 
 def _budget(services: Services, wanted: Wanted, ids: Sequence[int], tokenizer: ServedTokenizer) -> int:

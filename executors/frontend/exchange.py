@@ -127,6 +127,7 @@ async def running(services: Services, call: Call, account: Account, wanted: Want
     total_s, client_deadline = deadline(services, call)
     model = services.model(wanted.model)
     run = Run(services, call, model, wanted, await encode(services, model, wanted), account)
+    services.stopping.check_begun()
     try:
         run.start(total_s, client_deadline=client_deadline)
         yield run

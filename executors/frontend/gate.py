@@ -54,7 +54,7 @@ class Gate:
             scope[CALL] = Call(request_id, received_s, family, principal, headers)
             self._may(scope["path"], scope[CALL])
         except ApiError as error:
-            if not (error.kind is AUTHENTICATION and self._is_open(scope["path"])):
+            if not (error.kind is AUTHENTICATION and (self._is_open(scope["path"]) or self._is_preflight(scope))):
                 self._count(error)
                 await line.error(error, family, incoming)
                 return
@@ -104,6 +104,10 @@ class Gate:
         if path.startswith(ADMIN_PATHS):
             return False
         return path.startswith(_OPEN_PATHS) or (path == "/metrics" and self._services.settings.access.metrics_open)
+
+    def _is_preflight(self, scope: Scope) -> bool:
+        """A browser's question whether it may ask, which never carries a key."""
+        return scope["method"] == "OPTIONS" and bool(self._services.settings.access.cors_origins)
 
     def _count(self, error: ApiError) -> None:
         metrics = self._services.metrics

@@ -82,7 +82,7 @@ class Glance(Collector):
             gauge = self._gauge(f"worker_{name}", text, ("worker_id", "dp_rank"))
             for worker in workers:
                 value = _value(worker, name)
-                if value is not None:
+                if value is not None and worker.state != "starting":  # it has no id yet
                     gauge.add_metric((str(worker.worker_id), "0"), value)
             yield gauge
 

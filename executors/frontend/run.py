@@ -15,15 +15,15 @@ from dataclasses import replace
 from typing import Final, Literal
 
 from executors.backend import Answer, Ask, Delta, End
-from executors.engines.protocol import Logprob, Sampling
+from executors.engines.protocol import Logprob
 from executors.frontend.account import Account
+from executors.frontend.asks import ask_of, seeded
 from executors.frontend.encode import Encoded
 from executors.frontend.errors import ENGINE_TIMEOUT, INTERNAL, LATE, ApiError, of_end
 from executors.frontend.reader import Reader
 from executors.frontend.requests.wanted import Wanted
 from executors.frontend.services import Call, Model, Services
-from policies.cluster.events import Hints
-from policies.cluster.ids import RequestId, Trait
+from policies.cluster.ids import RequestId
 from policies.frozen import frozen
 
 _STOPPED_WAIT_S: Final = 1.0
@@ -101,7 +101,9 @@ class Run:
         first_s = self._services.settings.deadlines.first_token_s
         for index in range(self.open):
             prompt = index // self.wanted.n
-            ask = self._ask(index, self.prompts[prompt], first_s, total_s)
+            ask = ask_of(self._services, self.call, self.model, self.wanted, self.prompts[prompt], self._name(index))
+            sampling = seeded(ask.sampling, index % self.wanted.n)
+            ask = replace(ask, sampling=sampling, first_token_s=first_s, total_s=total_s)
             answer = self._services.backend.submit(ask)
             self.account.submitted([len(one.token_ids) for one in self.prompts])
             reader = Reader(self.model.tokenizer, self.wanted.stops, self.wanted.sampling.min_tokens)
@@ -116,13 +118,14 @@ class Run:
 
     async def next_event(self, silence_s: float | None = None) -> Text | Done | None:
         """The next event; None after `silence_s` without one. Raises ApiError where the run failed or was cut."""
-        try:
-            async with asyncio.timeout(silence_s):
-                while not self._box:
-                    self._filled.clear()
-                    await self._filled.wait()
-        except TimeoutError:
-            return None
+        if not self._box:
+            try:
+                async with asyncio.timeout(silence_s):
+                    while not self._box:
+                        self._filled.clear()
+                        await self._filled.wait()
+            except TimeoutError:
+                return None
         event = self._box.popleft()
         self._room.set()
         if isinstance(event, ApiError):
@@ -166,29 +169,8 @@ class Run:
 
     # --- one answer ------------------------------------------------------------
 
-    def _ask(self, index: int, prompt: Encoded, first_s: float | None, total_s: float | None) -> Ask:
-        wanted, asked, many = self.wanted, self.wanted.extensions, self.open > 1
-        access, who = self._services.settings.access, self.call.principal
-        salt = asked.cache_salt
-        if access.tenant_isolation == "key" and who.name is not None:
-            salt = who.name if salt is None else f"{who.name}/{salt}"
-        return Ask(
-            request_id=RequestId(f"{self.id}-{index}" if many else self.id),
-            token_ids=prompt.token_ids,
-            max_tokens=prompt.max_tokens,
-            model=self._services.base(wanted.model) or wanted.model,
-            sampling=_seeded(wanted.sampling, index % wanted.n),
-            priority=asked.priority,
-            session_id=asked.session_id,
-            lora=self.model.lora,
-            tenant=who.name,
-            cache_salt=salt,
-            worker_hint=asked.worker,
-            hints=_hints(wanted),
-            traits=_traits(wanted),
-            first_token_s=first_s,
-            total_s=total_s,
-        )
+    def _name(self, index: int) -> RequestId:
+        return RequestId(f"{self.id}-{index}" if self.wanted.n * len(self.prompts) > 1 else self.id)
 
     async def _follow(self, choice: _Choice) -> None:
         reader = choice.reader
@@ -299,35 +281,3 @@ class Run:
     def _decision(self, request_id: RequestId) -> object:
         recent = self._services.backend.decisions(256)
         return next((dict(one) for one in recent if one.get("request_id") == request_id), None)
-
-
-def _seeded(sampling: Sampling, nth: int) -> Sampling:
-    """Several answers to one prompt are not all the same answer."""
-    if nth == 0 or sampling.seed is None:
-        return sampling
-    return replace(sampling, seed=sampling.seed + nth)
-
-
-def _hints(wanted: Wanted) -> Hints | None:
-    asked = wanted.extensions
-    made = Hints(
-        required_taints=asked.required_taints,
-        preferred_taints=asked.preferred_taints,
-        policy_class=asked.policy_class,
-        strict_priority=asked.strict_priority,
-        osl_tokens=asked.osl_tokens,
-    )
-    return None if made == Hints() else made
-
-
-def _traits(wanted: Wanted) -> tuple[Trait, ...]:
-    """What a continuation on another worker may not be able to keep."""
-    sampling = wanted.sampling
-    drawn = sampling.temperature is None or sampling.temperature > 0
-    found = {
-        Trait.GUIDED: bool(sampling.grammar),
-        Trait.MANY: wanted.n > 1,
-        Trait.LOGPROBS: sampling.logprobs is not None,
-        Trait.SAMPLED: drawn and sampling.seed is None,
-    }
-    return tuple(trait for trait, there in found.items() if there)

@@ -19,11 +19,10 @@ import uvicorn
 
 from executors.backend import Backend
 from executors.frontend.application import application
-from executors.frontend.errors import UNAVAILABLE, ApiError
 from executors.frontend.gate import App
 from executors.frontend.services import Services
 from executors.frontend.settings import Settings
-from executors.frontend.stopping import SHUT_DOWN, Stopping
+from executors.frontend.stopping import Stopping, shut_down
 from executors.frontend.tokens import ServedTokenizer
 from executors.frontend.wire import Doors, protocol
 from policies.errors import ConfigError
@@ -112,8 +111,7 @@ class Frontend:
                 loop.remove_signal_handler(number)
 
     def _cut(self) -> int:
-        error = ApiError(UNAVAILABLE, "the server is shutting down", code=SHUT_DOWN)
-        return sum(run.cut(error) for run in list(self.services.runs))
+        return sum(run.cut(shut_down()) for run in list(self.services.runs))
 
     async def _listen(self, app: App, host: str, port: int, doors: Doors, *, tls: bool) -> None:
         bound = _bind(host, port)

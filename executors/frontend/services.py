@@ -6,7 +6,7 @@ import asyncio
 import re
 import secrets
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -84,7 +84,7 @@ class Services:
     keys: Keys
     rate: RateLimit
     stopping: Stopping
-    pool: ThreadPoolExecutor
+    pool: Executor
     now: Callable[[], float]
     open: Open = field(default_factory=Open)
     runs: set[Run] = field(default_factory=set)

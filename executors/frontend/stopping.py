@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from enum import IntEnum
-from typing import Final
 
 from executors.frontend.errors import UNAVAILABLE, ApiError
 
@@ -20,10 +19,13 @@ class Phase(IntEnum):
     SERVING = 0
     LEAVING = 1
     DRAINING = 2
-    CLOSED = 3
+    CUTTING = 3
+    CLOSED = 4
 
 
-SHUT_DOWN: Final = "engine_shutdown"
+def shut_down() -> ApiError:
+    """For requests that are not let finish."""
+    return ApiError(UNAVAILABLE, "the server is shutting down", code="engine_shutdown", close=True)
 
 
 class Stopping:
@@ -45,6 +47,11 @@ class Stopping:
         if self.phase >= Phase.DRAINING:
             raise ApiError(UNAVAILABLE, "this server is shutting down", code="draining", close=True)
 
+    def check_begun(self) -> None:
+        """Raises ApiError where work that was taken must not begin any more."""
+        if self.phase >= Phase.CUTTING:
+            raise shut_down()
+
     def hurry(self) -> None:
         """A second signal: no more waiting."""
         self._hurry.set()
@@ -57,6 +64,7 @@ class Stopping:
         await self._either(self._sleep(grace_s))
         self.phase = Phase.DRAINING
         await self._either(self._sleep(drain_s), idle())
+        self.phase = Phase.CUTTING
         self.cut = cut()
         await idle()
         self.phase = Phase.CLOSED

@@ -12,6 +12,7 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
@@ -19,6 +20,13 @@ from executors.frontend.template import ChatTemplate
 from policies.errors import ConfigError
 
 Message = Mapping[str, object]
+
+
+class Part(NamedTuple):
+    """A piece of a prompt. `is_text`: it is a client's, though it looks like a control token."""
+
+    text: str
+    is_text: bool
 
 
 class ServedTokenizer:
@@ -46,21 +54,24 @@ class ServedTokenizer:
         """Token ids of a whole prompt, begin token included. `raw`: control tokens in `text` are meant."""
         return list((self._control if raw else self._plain).encode(text).ids)
 
-    def encode_chat(self, messages: Sequence[Message]) -> tuple[str, list[int]]:
-        """The prompt that the template makes of `messages`, and its token ids.
+    def fill(self, messages: Sequence[Message]) -> list[Part]:
+        """The prompt that the template makes of `messages`, in parts.
 
-        Control tokens that a client wrote are cut out before the template is filled and encoded as text in their
-        place, so that only those of the template itself have effect.
+        Control tokens that a client wrote are cut out before the template is filled and are parts of their own, so
+        that only those of the template itself have effect. Raises ApiError where it takes no such messages.
         """
         if self.chat is None:
             raise ConfigError("the model has no chat template")
         kept = _Kept(self._specials)
-        rendered = self.chat.render([kept.without(message) for message in messages])
+        return kept.parts(self.chat.render([kept.without(message) for message in messages]))
+
+    def encode_parts(self, parts: Sequence[Part]) -> list[int]:
+        """Token ids of a filled template."""
         ids: list[int] = []
-        for part, is_text in kept.parts(rendered):
-            tokenizer = self._plain if is_text else self._control
-            ids.extend(tokenizer.encode(part, add_special_tokens=False).ids)
-        return kept.whole(rendered), ids
+        for part in parts:
+            tokenizer = self._plain if part.is_text else self._control
+            ids.extend(tokenizer.encode(part.text, add_special_tokens=False).ids)
+        return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of `token_ids`, control tokens left out."""
@@ -99,14 +110,10 @@ class _Kept:
         self._texts.append(found.group())
         return f"\ue000{self._nonce}:{len(self._texts) - 1}\ue001"
 
-    def parts(self, rendered: str) -> list[tuple[str, bool]]:
-        """The prompt in pieces; True for a piece that is a client's text though it looks like a control token."""
+    def parts(self, rendered: str) -> list[Part]:
         pieces = self._marks.split(rendered)  # text, number, text, number, ... text
-        parts = [(self._texts[int(piece)], True) if at % 2 else (piece, False) for at, piece in enumerate(pieces)]
-        return [(piece, is_text) for piece, is_text in parts if piece]
-
-    def whole(self, rendered: str) -> str:
-        return self._marks.sub(lambda found: self._texts[int(found.group(1))], rendered)
+        parts = [Part(self._texts[int(one)], True) if at % 2 else Part(one, False) for at, one in enumerate(pieces)]
+        return [part for part in parts if part.text]
 
 
 def _template(folder: Path) -> ChatTemplate | None:

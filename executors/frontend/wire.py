@@ -187,8 +187,9 @@ class StrictProtocol(H11Protocol):
     # --- clients that stop sending ------------------------------------------------------------
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Whether the connection stays open for its answer. A TLS connection does not, whatever is said here."""
-        if self.cycle is None or self.cycle.response_complete or self.cycle.more_body:
+        """Whether the connection stays open for its answer; asyncio can keep none open that is TLS."""
+        waiting = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
+        if not waiting or self.scheme == "https":
             return False
         self._probe()
         return True

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from executors.engines.protocol import Logprob
 from executors.frontend.errors import ApiError
 from executors.frontend.run import Done, Run, Text
 from policies.frozen import frozen
 
-DONE = b"data: [DONE]\n\n"
+DONE: Final = b"data: [DONE]\n\n"
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 @frozen
@@ -58,7 +59,7 @@ class Writer:
 
 
 def dump(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    return _ENCODER.encode(value).encode()
 
 
 def frame(value: object) -> bytes:

@@ -55,14 +55,23 @@ class KserveServer:
     async def start(self, host: str, port: int) -> int:
         """Listen; returns the port. Raises ConfigError where it cannot be had."""
         try:
-            bound = self._server.add_insecure_port(f"{host}:{port}")
+            bound = self._add(f"{host}:{port}")
         except RuntimeError:
             raise ConfigError(f"{host}:{port} cannot be listened on; take another kserve_port") from None
         await self._server.start()
-        return int(bound)
+        return bound
 
     async def stop(self) -> None:
         await self._server.stop(_STOP_S)
+
+    def _add(self, address: str) -> int:
+        tls = self._services.settings.tls
+        if tls is None:
+            return int(self._server.add_insecure_port(address))
+        ca = None if tls.client_ca is None else tls.client_ca.read_bytes()
+        pair = (tls.key.read_bytes(), tls.cert.read_bytes())
+        credentials = grpc.ssl_server_credentials([pair], root_certificates=ca, require_client_auth=ca is not None)
+        return int(self._server.add_secure_port(address, credentials))
 
     def _handlers(self) -> Any:
         unary = {

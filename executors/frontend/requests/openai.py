@@ -73,7 +73,8 @@ def _wanted(
         raise invalid("nvext.annotations", "needs stream: true")
     if body.flag("store"):
         raise unsupported("store", "answers are not kept")
-    body.text("user", longest=512)
+    for name in ("user", "safety_identifier", "prompt_cache_key"):
+        body.text(name, longest=512)
     body.within("metadata")
     body.text("service_tier")
     made = Wanted(

@@ -29,7 +29,7 @@ function chart(spec, data) {
   const twin = data.predicted[spec.twin];
   lines.push({name: twin ? "predicted" : "predicted: not told", series: twin || [], style: "l2 dashed", key: "k2"});
   const top = Math.max(1e-9, ...lines.flatMap((line) => line.series.map((point) => point[1]))) * 1.05;
-  const svg = make("svg", null, {viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img"}, true);
+  const svg = make("svg", null, {viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img"}, true);
   for (const share of [0, 0.5, 1]) {
     const y = (HEIGHT - BOTTOM) * (1 - share) + 4;
     svg.append(make("line", null, {x1: LEFT, x2: WIDTH, y1: y, y2: y, class: "rule"}, true));

@@ -79,7 +79,7 @@ async def test_errors_are_those_that_the_openai_client_knows() -> None:
 async def test_a_time_out_of_the_openai_client_cancels() -> None:
     never = asyncio.Event()
     backend = ScriptedBackend(Script(says=ids_of(ANSWER), before={1: never}))
-    async with served(backend) as it, openai_client(it, timeout=0.3) as client:
+    async with served(backend) as it, openai_client(it, timeout=1.0) as client:
         with pytest.raises(openai.APITimeoutError):
             await client.chat.completions.create(model=MODEL, messages=MESSAGES)  # type: ignore[arg-type]
         await backend.answers[0].told.wait()

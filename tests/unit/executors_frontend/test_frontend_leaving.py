@@ -9,7 +9,19 @@ from array import array
 from dataclasses import replace
 
 import pytest
-from frontend_builders import ANSWER, FAST, Script, ScriptedBackend, Served, chat, frames, ids_of, run, served
+from frontend_builders import (
+    ANSWER,
+    FAST,
+    Script,
+    ScriptedBackend,
+    Served,
+    block_encoding,
+    chat,
+    frames,
+    ids_of,
+    run,
+    served,
+)
 
 from executors.frontend.settings import Settings
 
@@ -72,34 +84,16 @@ def test_who_leaves_before_or_during_the_answer_stops_the_engine(stream: bool, h
 @run
 async def test_who_leaves_while_its_prompt_is_encoded_reaches_no_engine() -> None:
     async with served() as it:
-        pool = it.frontend.services.pool
-        blocker = _Blocker()
-        pool.submit(blocker.wait)
-        pool.submit(blocker.wait)  # both threads are taken, so that the prompt waits
+        free = block_encoding(it)
         _reader, writer = await it.raw(request(chat()))
         while not it.frontend.services.open.count:
             await asyncio.sleep(0)
         writer.close()
         await it.frontend.services.open.idle()
-        blocker.release()
+        free.set()
         assert it.backend.asks == []
         samples = await it.metrics()
         assert samples["dynamo_frontend_disconnected_clients"] == 1
-
-
-class _Blocker:
-    """Holds a thread of the pool until it is let go."""
-
-    def __init__(self) -> None:
-        import threading
-
-        self._free = threading.Event()
-
-    def wait(self) -> None:
-        self._free.wait(20)
-
-    def release(self) -> None:
-        self._free.set()
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -160,7 +154,7 @@ async def test_a_deadline_in_mid_stream_is_an_error_event() -> None:
     never = asyncio.Event()
     backend = ScriptedBackend(Script(says=ids_of(ANSWER), before={2: never}))
     async with served(backend) as it:
-        answer = await it.post(CHAT, chat(stream=True), headers={"x-request-timeout-ms": "100"})
+        answer = await it.post(CHAT, chat(stream=True), headers={"x-request-timeout-ms": "500"})
         bad = await it.post(CHAT, chat(), headers={"x-request-timeout-ms": "soon"})
     told = frames(answer.text)
     assert json.loads(told[-2])["error"]["code"] == "deadline"

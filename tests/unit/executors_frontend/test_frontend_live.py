@@ -75,7 +75,7 @@ class Front:
         backend = Service(it.world, [Wanted(model="mock", roles=frozenset({Role.MIXED}), context_tokens=4096)])
         now = it.clock.now
         self.services = Services.build(backend, {"mock": OneLetter(tokenizer_json())}, Settings(), Stopping(), now)
-        self.services.pool = Inline()  # type: ignore[assignment]
+        self.services.pool = Inline()
         self._app = application(self.services)
 
     def post(self, first: int, out: int, *, stream: bool = False) -> Client:

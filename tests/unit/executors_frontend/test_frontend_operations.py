@@ -14,6 +14,7 @@ from frontend_builders import ANSWER, MODEL, Script, ScriptedBackend, chat, chun
 from executors.frontend.live import Live, percentile_ms
 from executors.frontend.metrics import Metrics
 from executors.frontend.settings import Settings
+from policies.cluster.ids import WorkerId
 
 CHAT = "/v1/chat/completions"
 
@@ -145,6 +146,20 @@ async def test_gauges_rise_while_work_is_open() -> None:
 
 
 @run
+async def test_workers_that_are_starting_are_counted_and_have_no_gauges() -> None:
+    backend = ScriptedBackend()
+    one = backend.workers()[0]
+    starting = replace(one, worker_id=WorkerId(-1), state="starting", in_flight=0)
+    backend.workers = lambda: [one, starting, starting]  # type: ignore[method-assign]
+    async with served(backend) as it:
+        samples = await it.metrics()
+    assert samples['dynamo_frontend_model_workers{role="mixed",state="starting"}'] == 2
+    assert [name for name in samples if "worker_in_flight" in name] == [
+        'dynamo_frontend_worker_in_flight{dp_rank="0",worker_id="7"}'
+    ]
+
+
+@run
 async def test_metrics_can_have_the_other_prefix_and_buckets() -> None:
     async with served(settings=Settings(metrics_prefix="own", bucket_profile="dynamo")) as it:
         await it.post(CHAT, chat())
@@ -234,7 +249,7 @@ async def test_hints_of_the_body_and_the_headers_reach_the_router() -> None:
 async def test_the_dashboard_needs_no_other_host() -> None:
     async with served() as it:
         page = await it.http.get("/dashboard")
-        assert page.headers["content-security-policy"] == "default-src 'self'"
+        assert page.headers["content-security-policy"].startswith("default-src 'self';")
         found = re.findall(r'(?:src|href)="([^"]+)"', page.text)
         assert sorted(found) == ["/dashboard/dashboard.css", "/dashboard/dashboard.js", "data:,"]
         texts = [page.text] + [(await it.http.get(path)).text for path in found if path.startswith("/")]

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import resource
+import shutil
+import ssl
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
-from frontend_builders import ANSWER, FAST, Script, ScriptedBackend, Served, chat, ids_of, keys, limits, run, served
+from frontend_builders import (
+    ANSWER,
+    FAST,
+    Script,
+    ScriptedBackend,
+    Served,
+    chat,
+    chat_ids,
+    ids_of,
+    keys,
+    limits,
+    run,
+    served,
+)
 
 from executors.frontend.access import Keys, RateLimit, Role
 from executors.frontend.errors import ApiError
-from executors.frontend.settings import Access, Settings
+from executors.frontend.settings import Access, Settings, Tls
 from executors.frontend.wire import check_head
 from policies.errors import ConfigError
 
@@ -117,7 +135,7 @@ async def test_what_is_no_http_is_400() -> None:
 
 @run
 async def test_a_head_that_comes_too_slowly_is_closed() -> None:
-    async with served(settings=Settings(deadlines=replace(FAST, header_s=0.03))) as it:
+    async with served(settings=Settings(deadlines=replace(FAST, header_s=0.25))) as it:
         status, error, _ = await refused(it, b"G")
         silent, _, _ = await refused(it, b"")
         assert (await it.http.get("/live")).status_code == 200
@@ -133,7 +151,7 @@ async def test_a_body_that_comes_too_slowly_is_408() -> None:
 
 @run
 async def test_a_second_request_on_a_connection_has_its_own_time() -> None:
-    async with served(settings=Settings(deadlines=replace(FAST, header_s=0.05))) as it:
+    async with served(settings=Settings(deadlines=replace(FAST, header_s=0.25))) as it:
         reader, writer = await it.raw(b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n")
         assert (await reader.readuntil(b"live")).startswith(b"HTTP/1.1 200")
         writer.write(b"GET /li")
@@ -165,7 +183,7 @@ async def test_text_of_control_tokens_is_text_unless_a_trusted_client_means_it()
         told, plain, raw = ([*ask.token_ids] for ask in it.backend.asks)
         tokenizer = it.frontend.services.tokenizers["tiny"]
     control = {tokenizer.encode(text, raw=True)[1] for text in ("<|im_start|>", "<|im_end|>")}
-    template = tokenizer.encode_chat([{"role": "user", "content": "x"}])[1]
+    template = chat_ids([{"role": "user", "content": "x"}])[1]
     assert sum(one in control for one in told) == sum(one in control for one in template)
     assert not control & set(plain)
     assert sum(one in control for one in raw) == 2
@@ -319,9 +337,23 @@ async def test_other_origins_are_told_nothing_unless_named() -> None:
     origin = {"origin": "https://ui.example"}
     async with served() as it:
         assert "access-control-allow-origin" not in (await it.http.get("/live", headers=origin)).headers
-    async with served(settings=access(cors_origins=("https://ui.example",))) as it:
-        answer = await it.http.get("/live", headers=origin)
-    assert answer.headers["access-control-allow-origin"] == "https://ui.example"
+
+
+def test_an_origin_that_is_named_may_ask_before_it_has_shown_a_key(tmp_path: Path) -> None:
+    origin = {"origin": "https://ui.example"}
+    asked = {**origin, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    path = keys(tmp_path / "keys", "u1")
+
+    @run
+    async def one() -> None:
+        async with served(settings=access(keys_file=path, cors_origins=("https://ui.example",))) as it:
+            before = await it.http.options(CHAT, headers=asked)
+            answer = await it.post(CHAT, chat(), headers={**origin, **bearer("u1")})
+        assert (before.status_code, answer.status_code) == (200, 200)
+        for told in (before, answer):
+            assert told.headers["access-control-allow-origin"] == "https://ui.example"
+
+    one()
 
 
 @run
@@ -373,6 +405,32 @@ def test_a_head_is_looked_at_before_it_is_complete() -> None:
         check_head(b"GET / HTTP/1.1\nhost", Settings())
     with pytest.raises(ApiError, match="larger than"):
         check_head(b"x" * 17_000, Settings())
+
+
+def test_over_tls_a_stream_is_the_same_and_whoever_leaves_is_cancelled(tmp_path: Path) -> None:
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("needs openssl, to make a certificate")
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    line = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    made = subprocess.run([openssl, *line, *names, "-keyout", key, "-out", cert], capture_output=True, check=False)
+    assert made.returncode == 0, made.stderr
+    never = asyncio.Event()
+
+    @run
+    async def one() -> None:
+        trusted = ssl.create_default_context(cafile=str(cert))
+        async with served(settings=Settings(tls=Tls(cert=cert, key=key))) as it:
+            url = f"https://127.0.0.1:{it.frontend.port}{CHAT}"
+            async with httpx.AsyncClient(verify=trusted, trust_env=False) as client:
+                assert (await client.post(url, json=chat(stream=True))).text.endswith("data: [DONE]\n\n")
+                it.backend.script = Script(says=ids_of(ANSWER), before={1: never})
+                async with client.stream("POST", url, json=chat(stream=True)) as answer:
+                    await anext(answer.aiter_lines())
+            await it.backend.answers[1].told.wait()
+
+    one()
 
 
 @run

@@ -15,6 +15,7 @@ from frontend_builders import (
     Script,
     ScriptedBackend,
     Served,
+    block_encoding,
     chat,
     frames,
     ids_of,
@@ -138,6 +139,25 @@ async def test_a_second_signal_cuts_everything_at_once() -> None:
         assert whole.status_code == 503
         assert await stopped == EXIT_CUT
         assert phases.cut == 2
+
+
+@run
+async def test_what_has_not_begun_when_everything_is_cut_does_not_begin() -> None:
+    async with stopping(Script(says=ids_of(ANSWER))) as (it, clock, phases):
+        free = block_encoding(it)
+        late = asyncio.create_task(it.post(CHAT, chat()))
+        while not it.frontend.services.open.count:
+            await asyncio.sleep(0)
+        stopped = asyncio.create_task(it.frontend.stop())
+        await clock.asked()
+        phases.hurry()
+        while phases.phase < Phase.CUTTING:
+            await asyncio.sleep(0)
+        free.set()
+        answer = await late
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_shutdown")
+        await stopped
+        assert it.backend.asks == []
 
 
 @run

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from frontend_builders import ANSWER, Script, ScriptedBackend, chat, chunks, frames, ids_of, run, served
+from frontend_builders import ANSWER, Script, ScriptedBackend, chat, chat_ids, chunks, frames, ids_of, run, served
 
 from executors.engines.protocol import Ability
 from executors.frontend.settings import Settings
@@ -15,9 +16,7 @@ USAGE = {"include_usage": True}
 
 
 def prompt_tokens() -> int:
-    from frontend_builders import tokenizer
-
-    return len(tokenizer().encode_chat([{"role": "user", "content": "Count the apples, please."}])[1])
+    return len(chat_ids([{"role": "user", "content": "Count the apples, please."}])[1])
 
 
 @run
@@ -78,8 +77,6 @@ def test_case_23_counts_the_same_prompt_in_all_three_forms(shared: Path) -> None
 
     @run
     async def all_three() -> None:
-        from dataclasses import replace
-
         settings = replace(Settings(), aliases={asked["model"]: "tiny"})
         async with served(settings=settings) as it:
             told = chunks((await it.post("/v1/chat/completions", asked)).text)
