@@ -1,6 +1,7 @@
 """Real engines for the tests in this folder, started once for all of them, with the ports and the flags of our own
-configuration. They need an environment with vLLM (`DYNATWIN_VLLM_PYTHON` names its interpreter; `make test-live` installs one); without
-it a test skips and says what is missing, and where `DYNATWIN_LIVE_STRICT` is set a skip is a failure.
+configuration. They need an environment with vLLM (`DYNATWIN_VLLM_PYTHON` names its interpreter; `make test-live`
+installs one); without it a test skips and says what is missing, and where `DYNATWIN_LIVE_STRICT` is set a skip is a
+failure.
 """
 
 from __future__ import annotations

@@ -1,0 +1,172 @@
+"""`twin serve` on mock engines, as a process of its own: clients, limits of its line, its end, its record."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from policies.cluster import journal
+from reports.record import RunRecord
+from twin.config_read import load
+from twin.deciding import build_policy, guards, migration
+
+CONFIG = """
+[[workers]]
+count = 2
+model = "llama-3.1-8b"
+gpu = "h100_sxm"
+
+[router]
+mode = "kv"
+"""
+
+
+@contextmanager
+def served(tmp_path: Path, *more: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server on a free port, and its address."""
+    file = tmp_path / "c.toml"
+    file.write_text(CONFIG, encoding="utf-8")
+    line = [
+        sys.executable,
+        "-m",
+        "twin",
+        "serve",
+        "--config",
+        str(file),
+        "--port",
+        "0",
+        "--grace",
+        "0",
+        "--quiet",
+        *more,
+    ]
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        address = None
+        for told in process.stdout:
+            found = json.loads(told)
+            address = found.get("ready", address)
+            if "ready" in found:
+                break
+        assert address is not None, "the server ended before it was ready"
+        yield process, address
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+
+
+def test_the_openai_client_reads_streams_and_the_record_replays_to_the_same_orders(tmp_path: Path) -> None:
+    record = tmp_path / "run"
+    with served(tmp_path, "--record", str(record)) as (process, address):
+        client = openai.OpenAI(base_url=f"{address}/v1", api_key="none")
+        assert [model.id for model in client.models.list()] == ["llama-3.1-8b"]
+        texts = []
+        for _ in range(2):
+            stream = client.completions.create(
+                model="llama-3.1-8b", prompt="once upon a time " * 40, max_tokens=7, stream=True,
+                stream_options={"include_usage": True},
+            )  # fmt: skip
+            chunks = list(stream)
+            usage = chunks[-1].usage
+            assert usage is not None
+            assert usage.completion_tokens == 7
+            texts.append("".join(chunk.choices[0].text for chunk in chunks if chunk.choices))
+        assert texts[0] == texts[1]
+        assert usage.prompt_tokens_details is not None
+        assert (usage.prompt_tokens_details.cached_tokens or 0) > 0
+        health = httpx.get(f"{address}/health")
+        assert health.status_code == 200
+        assert "llama-3.1-8b" in httpx.get(f"{address}/metrics").text
+    assert process.returncode == 0
+    requests = RunRecord(record).requests
+    assert requests.rows == 2
+    assert list(requests.floats("output_tokens")) == [7.0, 7.0]
+    assert json.loads((record / "report.json").read_text())["counts"]["completed"] == 2
+    config = load(record / "config.toml")
+    policies = [build_policy(config, 16), migration(config), *guards(config.resilience)]
+    with (record / "journal.jsonl").open(encoding="utf-8") as lines:
+        assert journal.replay(lines, policies) is None
+
+
+def test_a_journal_of_a_live_run_is_a_trace(tmp_path: Path) -> None:
+    record = tmp_path / "run"
+    with served(tmp_path, "--record", str(record)) as (_, address):
+        for prompt in ("one " * 100, "two " * 50):
+            body = {"model": "llama-3.1-8b", "prompt": prompt, "max_tokens": 3}
+            assert httpx.post(f"{address}/v1/completions", json=body).status_code == 200
+    line = [
+        sys.executable,
+        "-m",
+        "twin",
+        "replay",
+        str(record / "journal.jsonl"),
+        "--config",
+        str(record / "config.toml"),
+    ]
+    done = subprocess.run(
+        [*line, "--no-html", "--out", str(tmp_path / "twin")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "twin" / "report.json").read_text())["counts"]["completed"] == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        (("--plan",), "--plan has no effect without --live"),
+        (("--checkpoint", "x"), "--checkpoint has no effect without --live"),
+        (("--live",), "which weights? give --checkpoint"),
+        (("--port", "many"), "--port many: must be a whole number"),
+        (("--tls-cert", "a.pem"), "--tls-cert and --tls-key go together"),
+        (("--tokenizer", "nowhere"), "nowhere/tokenizer.json is missing"),
+        (("--live", "--checkpoint", "nowhere"), "nowhere/tokenizer.json is missing"),
+        (("--config", "nowhere.toml"), "nowhere.toml: cannot be read"),
+    ],
+)
+def test_a_line_that_means_nothing_is_refused_in_one_line(line: tuple[str, ...], text: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "twin", "serve", *line], capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert text in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_the_plan_of_engines_is_a_line_for_each_worker(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "tokenizer.json").write_text(_tokenizer(), encoding="utf-8")
+    file = tmp_path / "c.toml"
+    file.write_text(CONFIG, encoding="utf-8")
+    line = [
+        sys.executable,
+        "-m",
+        "twin",
+        "serve",
+        "--live",
+        "--plan",
+        "--config",
+        str(file),
+        "--checkpoint",
+        str(model),
+    ]
+    done = subprocess.run([*line, "--python", f"vllm={sys.executable}"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    commands = [text for text in done.stdout.splitlines() if "vllm.entrypoints" in text]
+    assert len(commands) == 2
+    assert all("--kv-events-config" in command and str(model) in command for command in commands)
+    assert "router.index = engine" in done.stderr
+
+
+def _tokenizer() -> str:
+    from tokenizers import Tokenizer, models
+
+    return str(Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a")).to_str())
