@@ -16,6 +16,7 @@ from twin.errors import CapabilityError, ConfigError, Exit
 
 if TYPE_CHECKING:
     from executors.assemble import Host
+    from executors.engines.protocol import Ability
     from executors.frontend.settings import Settings
     from executors.frontend.tokens import ServedTokenizer
     from twin.config import Config
@@ -59,7 +60,8 @@ def run(values: Values) -> int:
     host = _host(values, config, name, tokens)
     if "plan" in values:
         return _plan(config, host)
-    return asyncio.run(_serve(config, host, {name: tokenizer}, _settings(values), quiet="quiet" in values))
+    settings = _settings(values, _abilities(config) if "live" in values else frozenset())
+    return asyncio.run(_serve(config, host, {name: tokenizer}, settings, quiet="quiet" in values))
 
 
 serve = command_of(run, OPTIONS, "Serve a configuration: the same policies, live.")
@@ -156,7 +158,16 @@ def _pythons(values: Values) -> dict[str, Path]:
     return found
 
 
-def _settings(values: Values) -> Settings:
+def _abilities(config: Config) -> frozenset[Ability]:
+    """What every engine of the configuration can do beyond tokens: a request for more is refused by name."""
+    from executors.engines.protocol import Ability
+
+    more = {"vllm": {Ability.LOGPROBS, Ability.GRAMMAR}, "sglang": {Ability.LOGPROBS}, "trtllm": {Ability.GRAMMAR}}
+    found = [more.get(group.engine.kind, set()) for group in config.workers]
+    return frozenset(set.intersection(*found))
+
+
+def _settings(values: Values, abilities: frozenset[Ability]) -> Settings:
     from executors.frontend.settings import Access, Deadlines, Settings, Tls
 
     usual = Settings()
@@ -169,6 +180,7 @@ def _settings(values: Values) -> Settings:
         admin_port=_whole(values, "admin_port", 0) if "admin_port" in values else None,
         kserve_port=_whole(values, "kserve_grpc_port", 0) if "kserve_grpc_port" in values else None,
         tls=tls,
+        abilities=abilities,
         debug="debug_endpoints" in values,
         deadlines=Deadlines(
             grace_s=_whole(values, "grace", int(usual.deadlines.grace_s)),
