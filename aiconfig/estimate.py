@@ -64,8 +64,8 @@ class Estimate:
     knows "mean" alone. Rates are of the whole deployment; `kv_share` is the fullest pool's peak use. `bound` is what
     limits it most ("weights", "compute", "kv", "links", "host", ...). `goodput_share` is the share of requests that
     meet all per-request limits, None without such or without a simulation; `hit_share` that of prompt tokens that were
-    found cached, None where nothing is known of that. `bands` are those of ttft and tpot; `beyond` says what lies
-    outside the range that they were measured in.
+    found cached, None where nothing is known of that. `bands` are those of ttft and tpot. What lies outside the range
+    that they were measured in: `unmeasured` of the deployment, whatever the load, and `beyond_load` of the load.
     """
 
     candidate: Candidate
@@ -83,12 +83,18 @@ class Estimate:
     output_tokens: int | None = None  # of the whole run
     requests: int | None = None  # that were played
     bands: Mapping[str, Band | None] = field(default_factory=lambda: NO_BANDS)
-    beyond: tuple[str, ...] = ()
+    unmeasured: tuple[str, ...] = ()
+    beyond_load: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     def value(self, metric: str, statistic: str) -> float | None:
         """One figure, or None where it is not known."""
         return self.stats.get(metric, {}).get(statistic)
+
+    @property
+    def beyond(self) -> tuple[str, ...]:
+        """All that lies outside the calibrated range."""
+        return self.unmeasured + self.beyond_load
 
     @property
     def tokens_per_s_per_gpu(self) -> float:

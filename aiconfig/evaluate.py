@@ -53,7 +53,8 @@ def simulate(
 
     Figures are those that `twin replay` reports of the file that `write_deployment` writes: of the rows behind the
     warm-up (`demand.protocol`). In an open loop that is not told how many requests to play, there are more if a mean
-    answer takes longer than the warm-up. `prior` is the closed form's estimate, from which bound and bands are taken.
+    answer takes longer than the warm-up. `prior` is the closed form's estimate, from which bound, bands and what was never measured
+    are taken.
 
     A queue that grows is a Rejection `unstable`, a simulation that refuses, or in which a request does not complete,
     one `failed` with its text. Raises
@@ -83,7 +84,7 @@ def simulate(
 class Simulation:
     """`evaluation.Evaluate` by simulation: None where the queue grows, CapabilityError with the text of what refused.
 
-    Bound and bands are those of the closed form at the same load. A question that was asked before is not simulated
+    Bound, bands and what was never measured are those of the closed form at the same load. A question that was asked before is not simulated
     again; `runs` counts those that were.
     """
 
@@ -213,7 +214,8 @@ def _estimate(candidate: Candidate, load: Load, played: Protocol, run: _Run, pri
         output_tokens=sum(group.output_tokens for group in report.groups if group.role != "prefill"),
         requests=played.requests,
         bands=dict(prior.bands if prior is not None else NO_BANDS),
-        beyond=tuple(line for line in report.meta.warnings if BEYOND in line),
+        unmeasured=prior.unmeasured if prior is not None else (),
+        beyond_load=tuple(line for line in report.meta.warnings if BEYOND in line),
         notes=tuple(_notes(run, played, load)),
     )
 

@@ -42,7 +42,8 @@ def told(
             "ttft": calibrated_band(steps[0].provenance, "ttft", workload.mean_isl),
             "tpot": calibrated_band(steps[-1].provenance, "tpot", workload.mean_isl),
         },
-        beyond=_beyond(candidate, workload, steps, decoding),
+        unmeasured=_unmeasured(candidate, steps),
+        beyond_load=_beyond_load(workload, steps, decoding),
         notes=_notes(candidate, workload, steps),
     )
 
@@ -63,9 +64,19 @@ def _kv_share(room: PoolFit, workload: Workload, decoding: float) -> float:
     return min(1.0, held / room.rank_kv_tokens)
 
 
-def _beyond(candidate: Candidate, workload: Workload, steps: tuple[Steps, ...], decoding: float) -> tuple[str, ...]:
-    """What of the steps, and of the load on the last pool's ranks, was never measured."""
+def _unmeasured(candidate: Candidate, steps: tuple[Steps, ...]) -> tuple[str, ...]:
+    """What of the deployment was never measured, whatever its load."""
     found = [text for one in steps for text in one.provenance.beyond]
+    if candidate.mode == "disagg":
+        found.append("prefill and decode apart: workers that do everything were measured")
+    if candidate.nextn:
+        found.append("draft tokens: none were measured")
+    return tuple(dict.fromkeys(found))
+
+
+def _beyond_load(workload: Workload, steps: tuple[Steps, ...], decoding: float) -> tuple[str, ...]:
+    """What of the requests, and of how many are on a rank of the last pool, was never measured."""
+    found: list[str] = []
     for one in steps:
         if one.provenance.reach is not None:
             found += one.provenance.reach.beyond_load(
@@ -73,10 +84,6 @@ def _beyond(candidate: Candidate, workload: Workload, steps: tuple[Steps, ...], 
                 prompt_tokens=workload.longest_prompt,
                 context_tokens=round(workload.mean_isl + workload.mean_osl),
             )
-    if candidate.mode == "disagg":
-        found.append("prefill and decode apart: workers that do everything were measured")
-    if candidate.nextn:
-        found.append("draft tokens: none were measured")
     return tuple(dict.fromkeys(found))
 
 

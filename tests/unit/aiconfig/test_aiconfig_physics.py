@@ -71,7 +71,8 @@ def test_sure_is_only_what_holds_with_the_band_and_the_path_outside_the_engine()
     verdicts = {ms: judge(one, parse_sla(f"ttft={ms}ms@p95")).verdict for ms in (187, 188, 100, 99, 84, 83)}
     # (100 + 50) / 0.8 = 187.5 ms at worst, 100 / 1.2 = 83.3 ms at best
     assert verdicts == {188: "meets", 187: "likely", 100: "likely", 99: "unlikely", 84: "unlikely", 83: "fails"}
-    assert judge(replace(one, beyond=("more than that",)), parse_sla("ttft=1s@p95")).verdict == "likely"
+    assert judge(replace(one, unmeasured=("no such GPU",)), parse_sla("ttft=1s@p95")).verdict == "likely"
+    assert judge(replace(one, beyond_load=("more than that",)), parse_sla("ttft=1s@p95")).verdict == "likely"
     unbounded = replace(band, wide=1.0)
     far = replace(one, bands={"ttft": unbounded, "tpot": unbounded})
     assert judge(far, parse_sla("ttft=1000s@p95")).verdict == "likely"

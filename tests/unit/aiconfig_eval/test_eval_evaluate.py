@@ -12,12 +12,15 @@ from pathlib import Path
 import pytest
 from aiconfig_eval_builders import candidate, workload
 
+from aiconfig.candidate import Candidate
 from aiconfig.deployment import Setting, write_deployment
 from aiconfig.estimate import SIMULATED, Band, Estimate, Load
-from aiconfig.evaluate import simulate
+from aiconfig.evaluate import Simulation, simulate
+from aiconfig.judge import judge
 from aiconfig.reasons import Rejection
 from reports.report import Report
-from reports.sla import STATISTICS
+from reports.sla import STATISTICS, parse_sla
+from twin.perf.layout import Layout
 
 CASES = [
     ("vllm", "agg", {}, Load(users=6)),
@@ -94,6 +97,22 @@ def test_bound_and_bands_are_those_of_the_closed_form() -> None:
     assert isinstance(found, Estimate)
     assert (found.bound, found.bands, found.level) == ("weights", bands, SIMULATED)
     assert (first.bound, first.stats) == ("unknown", found.stats)
+
+
+@pytest.mark.parametrize(
+    ("one", "text"),
+    [
+        (candidate(), "this model was not measured there"),
+        (candidate(mode="disagg"), "prefill and decode apart"),
+        (candidate(layout=Layout(tp=1, pp=2)), "2 pipeline stages"),
+    ],
+)
+def test_what_was_never_measured_is_not_surely_within_limits_by_a_simulation_either(one: Candidate, text: str) -> None:
+    """The calibration's error says nothing of it, however wide the margin."""
+    found = Simulation()(one, workload(), Load(users=2))
+    assert found is not None
+    assert any(text in line for line in found.unmeasured)
+    assert judge(found, parse_sla("tpot=10s")).verdict == "likely"
 
 
 def test_a_full_pool_is_the_bound_whatever_the_prior_says() -> None:
