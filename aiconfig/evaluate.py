@@ -53,8 +53,8 @@ def simulate(
 
     Figures are those that `twin replay` reports of the file that `write_deployment` writes: of the rows behind the
     warm-up (`demand.protocol`). In an open loop that is not told how many requests to play, there are more if a mean
-    answer takes longer than the warm-up. `prior` is the closed form's estimate, from which bound, bands and what was never measured
-    are taken.
+    answer takes longer than the warm-up. `prior` is the closed form's estimate, from which bound, bands and
+    what was never measured are taken.
 
     A queue that grows is a Rejection `unstable`, a simulation that refuses, or in which a request does not complete,
     one `failed` with its text. Raises
@@ -84,8 +84,8 @@ def simulate(
 class Simulation:
     """`evaluation.Evaluate` by simulation: None where the queue grows, CapabilityError with the text of what refused.
 
-    Bound, bands and what was never measured are those of the closed form at the same load. A question that was asked before is not simulated
-    again; `runs` counts those that were.
+    Bound, bands and what was never measured are those of the closed form at the same load. A question that was asked
+    before is not simulated again; `runs` counts those that were.
     """
 
     def __init__(self, setting: Setting = USUAL) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from aiconfig.candidate import Pool
+from aiconfig.engines import ENGINE
 from aiconfig.formats import BLOCKS, kv_refusal, weights_refusal
 from aiconfig.reasons import Rejection
 from policies.errors import ConfigError
@@ -63,6 +64,21 @@ def pair_rejection(name: str, model: Model, prefill: Pool, decode: Pool, gpu: Gp
         unit="tp",
         detail=detail,
     )
+
+
+def step_rejection(name: str, engine: str, pool: Pool, longest_prompt: int) -> Rejection | None:
+    """Broken by a step budget that is too small: vLLM does not start with fewer tokens than sequences (its scheduler's
+    configuration refuses them), and an engine that computes whole prompts has to have room for the longest."""
+    tokens, facts = pool.max_num_batched_tokens, ENGINE[engine]
+    if engine == "vllm" and tokens < pool.max_num_seqs:
+        return _small_step(name, pool.max_num_seqs, tokens, "vllm wants max_num_batched_tokens >= max_num_seqs")
+    if not facts.chunks and pool.role != "decode" and tokens < longest_prompt:
+        return _small_step(name, longest_prompt, tokens, f"{engine} computes whole prompts, and this is the longest")
+    return None
+
+
+def _small_step(name: str, needs: int, has: int, detail: str) -> Rejection:
+    return Rejection(name=name, reason="step_too_small", needs=needs, has=has, unit="tokens", detail=detail)
 
 
 def _not_transferable(model: Model, prefill: Pool, decode: Pool, gpu: Gpu) -> str | None:

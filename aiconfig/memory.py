@@ -11,6 +11,7 @@ from pathlib import Path
 from aiconfig.candidate import Candidate, Pool
 from aiconfig.engines import ENGINE
 from aiconfig.estimate import Load
+from aiconfig.legality import step_rejection
 from aiconfig.reasons import Rejection
 from aiconfig.workload import Workload
 from policies.frozen import frozen
@@ -108,8 +109,12 @@ def deployment_fit(
 def pool_fit(
     name: str, engine: str, model: str, pool: Pool, workload: Workload, hardware: Path | None = None
 ) -> PoolFit | Rejection:
-    """Room of one worker of `pool`; `name` is that of the candidate that a rejection is about."""
+    """Room of one worker of `pool`, in its memory and in a step; `name` is that of the candidate that a rejection is
+    about."""
     facts = ENGINE[engine]
+    small = step_rejection(name, engine, pool, workload.longest_prompt)
+    if small is not None:
+        return small
     try:
         room = kv_pool(
             placement(model, pool, hardware),

@@ -63,7 +63,10 @@ class MixedCurve(Curve):
 
     def _room(self, batch: int) -> float:
         """Prompts that fit into a step beside `batch` decodes, whose tokens count only where both share steps."""
-        tokens = self._budget - (batch if self._engine.mixes else 0)
+        beside = self._prompts_in(self._budget - (batch if self._engine.mixes else 0))
+        return self._prompts_in(self._budget) if batch == 1 and not beside else beside  # one alone has the whole step
+
+    def _prompts_in(self, tokens: int) -> float:
         prompts = max(0.0, tokens / self._steps.new_tokens)
         return prompts if self._engine.chunks else float(int(prompts))
 

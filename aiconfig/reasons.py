@@ -16,6 +16,7 @@ REASONS = {
     "layers_too_few": "fewer layers than pipeline stages",
     "dtype_unsupported": "the GPU or the engine lacks the number format",
     "draft_unsupported": "the model has no draft layers",
+    "step_too_small": "a step has fewer tokens than the engine must be able to put into it",
     "weights_do_not_fit": "weights are larger than the memory",
     "kv_too_small": "the KV pool holds too few tokens",
     "context_too_long": "one request is longer than the KV pool",

@@ -13,6 +13,8 @@ from aiconfig.candidate import Candidate
 from aiconfig.closed_form import ClosedForm, estimate
 from aiconfig.curve import wait_s
 from aiconfig.estimate import CLOSED_FORM, Estimate, Load
+from aiconfig.evaluation import ClosedFormEvaluation
+from aiconfig.sensitivity import variations
 from aiconfig.steps import Steps
 from aiconfig.workload import Workload
 from twin.cluster import build_groups
@@ -193,3 +195,22 @@ def test_the_wait_of_one_server_is_that_of_fixed_service() -> None:
     assert wait_s(1.0, 0.5, 1.0) == pytest.approx(0.5)  # M/D/1: load / (2 (1 - load))
     assert wait_s(1.0, 0.0, 1.0) == 0.0
     assert wait_s(1.0, 0.5, 4.0) < wait_s(1.0, 0.5, 1.0)
+
+
+def test_a_step_that_holds_one_prompt_alone_is_priced() -> None:
+    """Beside a single decode there would be no room for it."""
+    demand = Workload(isl=512, osl=8)
+    for engine, tokens in (("trtllm", 512), ("vllm", 1)):
+        one = agg(engine=engine, max_num_batched_tokens=tokens, max_num_seqs=1 if engine == "vllm" else 256)
+        found = ClosedForm(demand).estimate(one, Load(users=4), room(one, demand))
+        assert found is not None
+        assert found.requests_per_s > 0.0
+
+
+def test_prompts_that_a_step_does_not_hold_whole_are_no_demand_that_it_can_take() -> None:
+    """The answer asks what twice the prompts would do, of any best deployment."""
+    one = agg(engine="trtllm")
+    asked = variations(one, Workload(isl=6000, osl=16), Load(users=2), None, ClosedFormEvaluation())
+    found = {variation.name: variation.estimate for variation in asked}
+    assert found["prompts x2"] is None
+    assert found["load x2"] is not None

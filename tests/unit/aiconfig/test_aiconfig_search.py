@@ -280,6 +280,7 @@ def reasons_reached() -> set[str]:
         asked(load=Load(users=3000)),
         asked(gpu="a100_sxm_80", kv=("fp8",)),
         asked(nextn=(1,)),
+        asked(max_num_batched_tokens=(8,)),
         asked(model="mixtral-8x7b", gpus=16, modes=("agg",), engines=("trtllm",)),
         asked(model="qwen3-30b-a3b", engines=("sglang",), weights=("fp8",), gpus=8, modes=("agg",)),
         asked(model="qwen3.5-397b-a17b", gpu="b200_sxm", gpus=16, modes=("disagg",)),

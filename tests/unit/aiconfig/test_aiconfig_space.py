@@ -65,6 +65,16 @@ def test_whole_prompts_have_room_in_a_step() -> None:
     assert {pool.max_num_batched_tokens for one in found for pool in one.pools} == {11_264}
 
 
+def test_a_step_has_room_for_what_the_engine_must_put_into_it() -> None:
+    small: dict[str, object] = {"modes": ("agg",), "gpus": 1, "max_num_batched_tokens": (512,)}
+    assert {one.pools[0].max_num_seqs for one in legal(**small)} == {256}, "1,024 sequences would not start"
+    assert reasons(**(small | {"max_num_seqs": (513,)})) == {"step_too_small", "over_gpu_budget"}
+    assert legal(**(small | {"max_num_seqs": (512,)}))
+    whole = {"engines": ("trtllm",), **small}
+    assert "step_too_small" in reasons(**whole, workload=Workload(isl=513, osl=8))
+    assert legal(**whole, workload=Workload(isl=512, osl=8))
+
+
 def test_reasons_of_a_space() -> None:
     assert reasons(gpus=2) == {"over_gpu_budget"}
     assert "weights_do_not_fit" in reasons(model="llama-3.1-70b")
