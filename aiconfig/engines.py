@@ -59,10 +59,11 @@ ENGINE: Final[Mapping[str, Engine]] = MappingProxyType(
 )
 
 
-def tokens_per_step(nextn: int) -> float:
-    """Expected tokens of a decode step that verifies `nextn` drafts, at the twin's default acceptance."""
+def tokens_per_step(nextn: int, rates: str = DEFAULTS.accept_rates) -> float:
+    """Expected tokens of a decode step that verifies `nextn` drafts, each of which is accepted at its rate if those
+    before it were."""
     tokens = held = 1.0
-    for rate in accept_rates(DEFAULTS.accept_rates, "accept_rates")[:nextn]:
+    for rate in accept_rates(rates, "accept_rates")[:nextn]:
         held *= rate
         tokens += held
     return tokens

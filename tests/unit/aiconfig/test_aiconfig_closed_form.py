@@ -12,9 +12,13 @@ from hypothesis import strategies as st
 from aiconfig.candidate import Candidate
 from aiconfig.closed_form import ClosedForm, estimate
 from aiconfig.curve import wait_s
+from aiconfig.engines import tokens_per_step
 from aiconfig.estimate import CLOSED_FORM, Estimate, Load
 from aiconfig.evaluation import ClosedFormEvaluation
+from aiconfig.layouts import ratios
+from aiconfig.mixed import Demand
 from aiconfig.sensitivity import variations
+from aiconfig.split import PromptRank, SplitCurve
 from aiconfig.steps import Steps
 from aiconfig.workload import Workload
 from twin.cluster import build_groups
@@ -214,3 +218,51 @@ def test_prompts_that_a_step_does_not_hold_whole_are_no_demand_that_it_can_take(
     found = {variation.name: variation.estimate for variation in asked}
     assert found["prompts x2"] is None
     assert found["load x2"] is not None
+
+
+# ---------------------------------------------------------------- worked numbers of the specification
+
+
+class SteadySteps:
+    """Steps of workers that compute 2.5 prompts a second, or end 6 answers a second."""
+
+    new_tokens = 1000
+
+    def prompts_s(self, prompts: float, _batch: int) -> float:
+        return 0.4 * prompts
+
+    def decode_between_s(self, _batch: float) -> float:
+        return 1.0 / 60.0
+
+    decode_s = decode_between_s
+
+
+def test_the_ratio_of_prefill_to_decode_workers_of_the_specification() -> None:
+    """R6: 2.5 requests/s on 2 GPUs against 6 on 4: 7P + 3D serve 17.5 on 26 GPUs, 5P + 2D 12 on 18; the curve ends
+    half a percent before the prefill workers do."""
+
+    def rps_per_gpu(prefill: int, decode: int) -> float:
+        curve = SplitCurve(
+            PromptRank(steps=SteadySteps(), budget=1000, ranks=prefill),  # type: ignore[arg-type]
+            SteadySteps(),  # type: ignore[arg-type]
+            Demand(osl=11.0, decode_steps=10.0, bunched=False, late=0.0),
+            decode_ranks=decode,
+            slots=1,
+            slots_limit="kv",
+            transfer_s=0.0,
+            first_at_decode=False,
+        )
+        return curve.top.rps / (2 * prefill + 4 * decode)
+
+    by_ratio = {pair: rps_per_gpu(*pair) for pair in ratios(26, 2, 4)}
+    first, second, *_ = sorted(by_ratio, key=lambda pair: -by_ratio[pair])
+    assert (first, second) == ((7, 3), (5, 2))
+    assert by_ratio[7, 3] == pytest.approx(0.673, rel=6e-3)
+    assert by_ratio[5, 2] == pytest.approx(0.667, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("rates", "drafts", "tokens"), [("0.8", 1, 1.8), ("0.8,0.8,0.8", 3, 2.952), ("0.6,0.6,0.6", 3, 2.176)]
+)
+def test_tokens_of_a_step_with_drafts(rates: str, drafts: int, tokens: float) -> None:
+    assert tokens_per_step(drafts, rates) == pytest.approx(tokens, abs=1e-12)
