@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
+from typing import Final
 
 from aiconfig.candidate import Candidate
 from aiconfig.objectives import OBJECTIVES, Terms
@@ -19,6 +21,9 @@ from aiconfig.study import Score, Studied, StudyOptions, run_study
 from policies.errors import ConfigError
 from policies.frozen import frozen
 from twin.perf.names import pick
+
+LARGEST_SAMPLED: Final = 300_000
+"""Points of a space up to which it is sampled: so many are enumerated in half a minute, in a few hundred MiB."""
 
 
 @frozen
@@ -47,7 +52,12 @@ def sample(request: SearchRequest, options: StudyOptions, objectives: Sequence[s
     """
     names = tuple(objectives) or (request.objective,)
     chosen = [pick("objective", name, OBJECTIVES) for name in names]
-    points = list(Space(request))
+    points = list(islice(Space(request), LARGEST_SAMPLED + 1))
+    if len(points) > LARGEST_SAMPLED:
+        raise ConfigError(
+            f"--gpus {request.gpus}: there are more than {LARGEST_SAMPLED:,} deployments of so many, more than are "
+            "sampled; give fewer GPUs, or fewer --engine, --mode, --weights and --kv to try"
+        )
     legal = {one.candidate.name: one for one in points if isinstance(one, Legal)}
     candidates = [one.candidate for one in legal.values()]
     scoring = Scoring(request)

@@ -52,3 +52,8 @@ def test_several_objectives_are_sampled_for_their_front() -> None:
 def test_an_objective_that_only_a_simulation_knows_is_refused() -> None:
     with pytest.raises(ConfigError, match="--objective goodput-per-gpu: known from simulated runs alone"):
         sample(REQUEST, StudyOptions(trials=5), ("goodput-per-gpu",))
+
+
+def test_more_deployments_than_can_be_enumerated_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--gpus 1000000: there are more than 300,000 deployments.*fewer GPUs"):
+        sample(SearchRequest(gpus=1_000_000, modes=("agg",)), StudyOptions(trials=5))
