@@ -70,7 +70,8 @@ class SearchResult:
     `ranked` that were not simulated although others were.
 
     `best` keeps every limit by its own estimate; `best_agg` and `best_disagg` are the best of each mode. With a
-    percentile limit and no simulation nothing is known to keep it: `best` is None, and `ranked` is by means.
+    percentile limit and no simulation nothing is known to keep it: `best` is None, and `ranked` is by means. `scored`
+    deployments were estimated by the closed form, whatever the ways to serve them.
     """
 
     request: SearchRequest
@@ -82,6 +83,7 @@ class SearchResult:
     rejections: tuple[Rejection, ...]
     nearest: Miss | None
     legal: int
+    scored: int
     provenance: tuple[str, ...]
     notes: tuple[str, ...]
 

@@ -129,9 +129,7 @@ def result_of(
         found=found,
         front=tuple(one.candidate.name for one in fronted),
         axes=axes,
-        counts=Counts(
-            legal=outcome.legal, scored=len(outcome.ranked), simulated=len(simulated), reasons=outcome.counts
-        ),
+        counts=Counts(legal=outcome.legal, scored=outcome.scored, simulated=len(simulated), reasons=outcome.counts),
         examples=_examples(outcome.rejections),
         nearest=outcome.nearest,
         variations=variations,

@@ -52,7 +52,7 @@ def search(
     if simulate is not None:
         judged, others, left_out = finals(scoring, judged, spread or one_after_another(simulate))
         rejections += left_out
-    return _result(scoring, judged, others, tuple(rejections), legal, simulate)
+    return _result(scoring, judged, others, tuple(rejections), (legal, len(scored)), simulate)
 
 
 def _result(
@@ -60,7 +60,7 @@ def _result(
     judged: list[Scored],
     others: list[Scored],
     rejections: tuple[Rejection, ...],
-    legal: int,
+    counts: tuple[int, int],
     simulate: Simulate | None,
 ) -> SearchResult:
     request = scoring.request
@@ -76,7 +76,8 @@ def _result(
         ranked=(*judged, *others),
         rejections=rejections,
         nearest=None if kept else _nearest(scoring, judged, simulate),
-        legal=legal,
+        legal=counts[0],
+        scored=counts[1],
         provenance=scoring.closed.provenance(shown[0].candidate) if shown else (),
         notes=(*_notes(scoring, judged, rejections), *_serving_notes(request, simulated=simulate is not None)),
     )
