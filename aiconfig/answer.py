@@ -262,8 +262,11 @@ def _provenance(result: Result) -> Iterator[str]:
 def _next(result: Result, folder: str | None) -> Iterator[str]:
     if folder is None:
         return
+    checks = []
     if result.best is not None and result.simulated:
-        yield f"verify   twin replay --config {folder}/best.toml     (gives the same figures)"
+        checks.append(f"twin replay --config {folder}/best.toml     (gives the same figures)")
     if result.best is not None:
-        yield f"         {folder}/verify.py                     (measures the real thing and compares)"
+        checks.append(f"{folder}/verify.py                     (measures the real thing and compares)")
+    for at, check in enumerate(checks):
+        yield f"{'' if at else 'verify':<9}{check}"
     yield f"files    {folder}"

@@ -5,6 +5,8 @@ A folder that holds anything but an earlier search is never touched; of an earli
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +24,7 @@ from aiconfig.outcome import Scored
 from aiconfig.page import PAGE, write_page
 from aiconfig.plain import to_plain
 from aiconfig.request import SearchRequest
-from aiconfig.result import RESULT_JSON, Result, read_result
+from aiconfig.result import RESULT_JSON, SCHEMA, Result, read_result
 from aiconfig.table import write_csv, write_parquet
 from aiconfig.workload import Workload
 from policies.errors import ConfigError
@@ -44,11 +46,26 @@ def search_name(request: SearchRequest, how: str) -> str:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder with something else in it. Raises ConfigError."""
+    """Refuse a folder with something else in it, and one that cannot be written. Raises ConfigError."""
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--out {folder}: is a file; name a folder")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / RESULT_JSON).exists():
+    if folder.is_dir() and any(folder.iterdir()) and not _holds_a_search(folder):
         raise ConfigError(f"--out {folder}: is not empty and no search; choose another folder")
+    above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not above.is_dir():
+        raise ConfigError(f"--out {folder}: {above} is a file, and nothing can be below it; choose another folder")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise ConfigError(f"--out {folder}: nothing can be written into {above}; choose another folder")
+
+
+def _holds_a_search(folder: Path) -> bool:
+    """Whether its result.json is one of ours, of whatever version."""
+    try:
+        plain = json.loads((folder / RESULT_JSON).read_bytes())
+    except (OSError, ValueError):
+        return False
+    schema = plain.get("schema") if isinstance(plain, dict) else None
+    return isinstance(schema, str) and schema.partition("/")[0] == SCHEMA.partition("/")[0]
 
 
 def write_search(folder: Path, driven: Driven, *, html: bool = True) -> Result:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from aiconfig.commands.line import DEMAND, SERVED, WANTED, WHERE, flag_of, real, request_of, whole, words
 from twin.commands.replay_line import Option, Values
 from twin.commands.typed import command_of
-from twin.errors import ConfigError, Exit
+from twin.errors import ConfigError, Exit, TwinError
 
 if TYPE_CHECKING:
     from aiconfig.driver import Driven, How, Told
@@ -66,15 +66,11 @@ def run(values: Values) -> int:
 
     with _progress(quiet=quiet) as told:
         driven = drive(request, how, told)
-    result = driven.result
-    if folder is not None:
-        from aiconfig.outputs import write_search
-
-        result = write_search(folder, driven, html="no_html" not in values)
-    if "png" in values:
-        from aiconfig.page import write_picture
-
-        write_picture(result, driven.rows, Path(values["png"]))
+    try:
+        result = _written(values, driven, folder)
+    except (OSError, TwinError):
+        _tell(values, driven.result, driven, None)  # minutes of simulation are not lost with a file
+        raise
     return _tell(values, result, driven, folder)
 
 
@@ -82,6 +78,8 @@ search = command_of(run, SEARCH_OPTIONS, "Find the deployment that serves a mode
 
 
 def _request(values: Values, objectives: tuple[str, ...]) -> SearchRequest:
+    if len(set(objectives)) < len(objectives):
+        raise ConfigError(f"--objective {values['objective']}: name each once")
     extra = {"objective": objectives[0]} if objectives else {}
     if "min_gpus" in values:
         if objectives and objectives != ("min-gpus",):
@@ -148,6 +146,20 @@ def _folder(values: Values, request: SearchRequest, how: How) -> Path | None:
         folder = Path("runs") / (name or search_name(request, what))
     check_folder(folder)
     return folder
+
+
+def _written(values: Values, driven: Driven, folder: Path | None) -> Result:
+    """The result, with whatever files of it are wanted."""
+    result = driven.result
+    if folder is not None:
+        from aiconfig.outputs import write_search
+
+        result = write_search(folder, driven, html="no_html" not in values)
+    if "png" in values:
+        from aiconfig.page import write_picture
+
+        write_picture(result, driven.rows, Path(values["png"]))
+    return result
 
 
 def _tell(values: Values, result: Result, driven: Driven, folder: Path | None) -> int:

@@ -120,6 +120,7 @@ def test_help_is_what_it_was(aiconfig: Aiconfig, root: Path) -> None:
         (["search", "--users", "4", "--rate", "2"], "one of them"),
         (["search", "--rate", "2", "--arrivals", "closed"], "a rate is for"),
         (["search", "--min-gpus"], "for which load"),
+        (["search", "--objective", "energy,energy"], "--objective energy,energy: name each once"),
         (["search", "--jobs", "2", "--no-replay"], "--jobs 2: has no effect"),
         (["search", "--timeout", "0"], "--timeout 0.0"),
         (["search", "--out", "a", "--name", "b"], "--out and --name"),
@@ -151,6 +152,30 @@ def test_a_folder_with_something_else_in_it_is_left_alone(aiconfig: Aiconfig, fo
     assert ended.code == 2
     assert "is not empty and no search" in ended.complaint
     assert [path.name for path in (folder / "mine").iterdir()] == ["thesis.txt"]
+
+
+def test_a_result_json_of_somebody_else_is_left_alone(aiconfig: Aiconfig, folder: Path) -> None:
+    (folder / "mine").mkdir()
+    (folder / "mine" / "result.json").write_text('{"measured": 42}', encoding="utf-8")
+    ended = aiconfig("search", *FORMULA, "--sla", "tpot=50ms@mean", "--out", "mine")
+    assert ended.code == 2
+    assert "is not empty and no search" in ended.complaint
+    assert (folder / "mine" / "result.json").read_text(encoding="utf-8") == '{"measured": 42}'
+
+
+def test_what_cannot_be_written_is_refused_before_the_search_and_costs_no_answer_after_it(
+    aiconfig: Aiconfig, folder: Path
+) -> None:
+    (folder / "file").write_text("", encoding="utf-8")
+    ended = aiconfig("search", *FORMULA, "--out", "file/below")
+    assert ended.code == 2
+    assert "file is a file, and nothing can be below it" in ended.complaint
+    (folder / "a.png").mkdir()
+    ended = aiconfig("search", *FORMULA, "--sla", "tpot=50ms@mean", "--no-files", "--png", "a.png")
+    assert ended.code == 2
+    assert ended.out.startswith("best  ")
+    (line,) = ended.err.splitlines()
+    assert "a.png" in line
 
 
 def test_the_defaults_are_told_before_the_search(aiconfig: Aiconfig) -> None:
