@@ -62,6 +62,9 @@ def headline(result: Result) -> Iterator[str]:
         if result.soft and not best.judgement.kept:
             yield "limits are soft: this is the smallest violation, not a deployment that keeps them"
         return
+    if not result.complete and not result.found and not result.counts.scored:
+        yield "not known  the search was stopped before anything was looked at; give it more time"
+        return
     if result.request.sla is None:
         yield "no deployment fits; the reasons are below"
         return

@@ -95,3 +95,16 @@ def test_time_that_is_up_leaves_an_answer(driven: Driven) -> None:
     assert not late.interrupted
     assert late.result.counts.simulated == 0
     assert any("time was up" in note for note in late.result.notes)
+
+
+def test_the_ways_to_verify_have_their_title(driven: Driven) -> None:
+    lines = answer_text(driven.result, folder="runs/x").splitlines()
+    assert [line.split()[:2] for line in lines if line.startswith("verify")] == [["verify", "runs/x/verify.py"]]
+
+
+def test_a_search_that_was_stopped_before_it_began_does_not_say_that_nothing_fits(driven: Driven) -> None:
+    counts = replace(driven.result.counts, scored=0)
+    stopped = replace(driven.result, found=(), front=(), complete=False, counts=counts, nearest=None)
+    for sla in (None, driven.result.request.sla):
+        one = replace(stopped, request=replace(driven.result.request, sla=sla))
+        assert answer_text(one, folder=None).startswith("not known  the search was stopped before anything was looked")

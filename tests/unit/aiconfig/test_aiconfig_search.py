@@ -302,6 +302,15 @@ def test_every_reason_of_a_search_can_be_reached() -> None:
     assert reasons_reached() == set(REASONS) - {"layers_too_few"}
 
 
+def test_ways_to_serve_are_no_deployments_that_were_estimated() -> None:
+    request = search_request(
+        {"gpus": 2, "modes": ("agg",), "load": Load(users=4), "routers": ("random", "round-robin")}
+    )
+    found = search(request, Played())
+    assert len(found.ranked) > found.legal
+    assert found.scored == found.legal
+
+
 def test_limits_of_the_sla_are_never_forgotten() -> None:
     sla: Sla = parse_sla("ttft=1ms@mean")
     assert search(search_request({"gpus": 1, "sla": sla})).best is None
