@@ -20,6 +20,7 @@ from aiconfig.workload import Workload
 from policies.errors import ConfigError
 from policies.frozen import frozen
 from reports.sla import Sla
+from twin.config import LARGEST_SEED
 from twin.perf.formats import kv_bytes, weight_bytes
 from twin.perf.hardware import Gpu, find_gpu
 from twin.perf.models import Model, find_model
@@ -75,6 +76,7 @@ class SearchRequest:
         self._check_names()
         self._check_numbers()
         self._check_servings()
+        self._check_goodput()
 
     def _check_names(self) -> None:
         for what, names, known in (("engine", self.engines, ENGINES), ("mode", self.modes, MODES)):
@@ -95,6 +97,8 @@ class SearchRequest:
     def _check_numbers(self) -> None:
         if self.gpus < 1:
             raise ConfigError(f"--gpus {self.gpus}: a deployment has at least 1 GPU")
+        if not 0 <= self.seed <= LARGEST_SEED:
+            raise ConfigError(f"--seed {self.seed}: a seed is 0 to {LARGEST_SEED}")
         if self.top < 1:
             raise ConfigError(f"--top {self.top}: an answer shows at least 1 candidate")
         if self.usd_per_gpu_hour is not None and not self.usd_per_gpu_hour > 0:
@@ -109,6 +113,18 @@ class SearchRequest:
             for value in values or ():
                 if value < 1:
                     raise ConfigError(f"--{name} {value}: a step has room for at least 1")
+
+    def _check_goodput(self) -> None:
+        """Goodput counts requests that keep limits of their own: without such nobody knows it."""
+        if self.sla is not None and self.sla.per_request:
+            return
+        limited = self.sla is not None and any(slo.metric == "goodput" for slo in self.sla.slos)
+        if limited or self.objective == "goodput-per-gpu":
+            asked = f"--sla {self.sla.text}" if limited and self.sla is not None else f"--objective {self.objective}"
+            raise ConfigError(
+                f"{asked}: goodput counts requests that keep every limit on a request, and none is given; "
+                "add one to --sla, such as ttft=200ms"
+            )
 
     @property
     def physics(self) -> Physics:
@@ -184,6 +200,8 @@ def search_request(given: Mapping[str, object], origin: str = GIVEN) -> SearchRe
 
 
 def _text(name: str, value: object) -> str:
+    if name == "coefficients" and not value:
+        return "the shipped calibration"
     if name in ("host_kv", "disk_kv") and isinstance(value, tuple):
         return ", ".join(size_text(one) if one else "none" for one in value)
     if isinstance(value, tuple):

@@ -46,6 +46,8 @@ class Workload:
             raise ConfigError(
                 f"--prefix {self.prefix_tokens}: the shared part of a prompt of {self.isl} tokens is shorter than it"
             )
+        if self.requests is not None and self.requests < 1:
+            raise ConfigError(f"--requests {self.requests}: a simulation plays at least 1")
         if self.arrivals not in ARRIVALS:
             raise ConfigError(f"--arrivals {self.arrivals!r}: known are {', '.join(ARRIVALS)}")
 

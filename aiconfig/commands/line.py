@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from twin.commands.replay_line import Option, Values
-from twin.errors import ConfigError
+from twin.errors import ConfigError, TraceError
 
 if TYPE_CHECKING:
     from aiconfig.estimate import Load
@@ -155,7 +155,7 @@ def _demand_of(values: Values) -> Mapping[str, object]:
         workload, recorded = _trace_of(values)
         found["workload"] = workload
         load = load or (recorded if workload.arrivals != "closed" else None)
-    elif any(option.name in values for option in DEMAND if option.name not in ("users", "rate")):
+    elif any(name in values for name in ("seed", *(one.name for one in DEMAND)) if name not in ("users", "rate")):
         found["workload"] = workload_of(values)
     elif load is not None and load.rps is not None:
         found["workload"] = workload_of({**values, "arrivals": "poisson"})
@@ -201,12 +201,21 @@ def _trace_of(values: Values) -> tuple[Workload, Load | None]:
         if name in values:
             flag = f"--{name.replace('_', '-')}"
             raise ConfigError(f"{flag} {values[name]}: has no effect beside --trace, whose rows say it; leave it out")
-    read = read_workload(
-        Path(values["trace"]),
-        requests=whole(values, "requests") if "requests" in values else None,
-        arrivals=values.get("arrivals", "closed" if "users" in values else "recorded"),
-        seed=whole(values, "seed") if "seed" in values else 0,
-    )
+    path = Path(values["trace"])
+    try:
+        read = read_workload(
+            path,
+            requests=whole(values, "requests") if "requests" in values else None,
+            arrivals=values.get("arrivals", "closed" if "users" in values else "recorded"),
+            seed=whole(values, "seed") if "seed" in values else 0,
+        )
+    except TraceError as error:
+        if " --" not in str(error):
+            raise
+        raise TraceError(
+            f"{error}: an option of twin import, and of none here; twin import {path} OPTION -o {path.stem}.parquet "
+            "makes a trace that needs none"
+        ) from None
     return read.workload, read.recorded
 
 

@@ -106,6 +106,8 @@ def _how(values: Values, objectives: tuple[str, ...]) -> How:
     for name in ("jobs", "ray", *(option.name for option in SERVED)):
         if "no_replay" in values and name in values:
             raise ConfigError(f"{flag_of(name)} {values[name]}: has no effect beside --no-replay; leave one out")
+    if "study_name" in values and "storage" not in values:
+        raise ConfigError(f"--study-name {values['study_name']}: has no effect without --storage; leave it out")
     timeout_s = real(values, "timeout") if "timeout" in values else None
     usual = StudyOptions()
     return How(

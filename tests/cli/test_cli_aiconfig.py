@@ -120,6 +120,11 @@ def test_help_is_what_it_was(aiconfig: Aiconfig, root: Path) -> None:
         (["search", "--users", "4", "--rate", "2"], "one of them"),
         (["search", "--rate", "2", "--arrivals", "closed"], "a rate is for"),
         (["search", "--min-gpus"], "for which load"),
+        (["search", "--requests", "0"], "--requests 0: a simulation plays at least 1"),
+        (["search", "--seed", "-1"], "--seed -1: a seed is 0 to"),
+        (["search", "--sla", "goodput>=0.9"], "--sla goodput>=0.9: goodput counts requests"),
+        (["search", "--objective", "goodput-per-gpu"], "and none is given"),
+        (["search", "--study-name", "x"], "--study-name x: has no effect without --storage"),
         (["search", "--objective", "energy,energy"], "--objective energy,energy: name each once"),
         (["search", "--jobs", "2", "--no-replay"], "--jobs 2: has no effect"),
         (["search", "--timeout", "0"], "--timeout 0.0"),
@@ -176,6 +181,14 @@ def test_what_cannot_be_written_is_refused_before_the_search_and_costs_no_answer
     assert ended.out.startswith("best  ")
     (line,) = ended.err.splitlines()
     assert "a.png" in line
+
+
+def test_a_trace_that_needs_an_option_is_sent_to_who_has_it(aiconfig: Aiconfig, folder: Path) -> None:
+    (folder / "mine.csv").write_text("timestamp,prompt_tokens,output_tokens\n0,100,8\n2.5,90,8\n", encoding="utf-8")
+    ended = aiconfig("search", *FORMULA, "--trace", "mine.csv")
+    assert ended.code == 2
+    assert "--time-unit" in ended.complaint
+    assert "twin import mine.csv OPTION -o mine.parquet" in ended.complaint
 
 
 def test_the_defaults_are_told_before_the_search(aiconfig: Aiconfig) -> None:

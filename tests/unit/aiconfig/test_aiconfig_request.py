@@ -9,6 +9,7 @@ from aiconfig.estimate import Load
 from aiconfig.request import SearchRequest, search_request
 from aiconfig.workload import Workload
 from policies.errors import ConfigError
+from reports.sla import parse_sla
 from twin.perf.memory import MEMORY_SHARE
 
 
@@ -26,6 +27,7 @@ def test_each_value_says_where_it_came_from() -> None:
     assert (request.gpus, request.origin("gpus"), request.origin("gpu")) == (16, "given", "default")
     assert "gpus = 16 (given)" in request.lines()
     assert "gpu = h100_sxm (default)" in request.lines()
+    assert "coefficients = the shipped calibration (default)" in request.lines()
     assert search_request({"gpus": 16}, "config file").origin("gpus") == "config file"
 
 
@@ -50,6 +52,8 @@ def test_where_a_value_came_from_is_no_part_of_equality() -> None:
         ({"kv": ("fp4",)}, "KV format 'fp4'"),
         ({"gpus": 0}, "--gpus 0"),
         ({"top": 0}, "--top 0"),
+        ({"seed": 2**63}, "--seed 9223372036854775808: a seed is 0 to 9223372036854775807"),
+        ({"objective": "goodput-per-gpu", "sla": parse_sla("goodput>=0.9")}, "add one to --sla, such as ttft=200ms"),
         ({"usd_per_gpu_hour": 0.0}, "more than 0"),
         ({"nextn": (6,)}, "0 to 5"),
         ({"max_num_seqs": (0,)}, "--max-num-seqs 0"),
