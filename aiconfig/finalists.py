@@ -19,6 +19,7 @@ from aiconfig.outcome import Scored
 from aiconfig.reasons import Rejection
 from aiconfig.request import SearchRequest
 from aiconfig.scoring import Scoring, bought_front, rank
+from aiconfig.serving import USUAL_SERVING
 from aiconfig.variants import variants
 from aiconfig.workload import Workload
 from policies.errors import TwinError
@@ -45,7 +46,11 @@ Spread = Callable[[Sequence[Turn]], Sequence[Outcome]]
 def finals(
     scoring: Scoring, ranked: list[Scored], spread: Spread
 ) -> tuple[list[Scored], list[Scored], list[Rejection]]:
-    """(who was simulated, best first; who was not, in the order of `ranked`; why not)"""
+    """(who was simulated, best first; who was not, in the order of `ranked`; why not)
+
+    Finalists that were not begun before the search was stopped are among those who were not. Where every finalist was
+    refused there is nobody: who was not good enough to be simulated is no answer then.
+    """
     chosen = {one.candidate.name for one in shortlist(scoring.request, ranked)}
     fronted = {one.candidate.name for one in bought_front(scoring.request, ranked)}
     finalists = [one for one in ranked if one.candidate.name in chosen]
@@ -59,14 +64,26 @@ def finals(
         found = variants(scoring.request, one.candidate, one.load)
         asked += [replace(one, candidate=candidate) for candidate in found.played]
         reasons += found.left_out
-    played = []
+    played: list[Scored] = []
+    waiting: set[Candidate] = set()
     turns = [Turn(request=scoring.request, candidate=one.candidate, load=one.load) for one in asked]
     for one, outcome in zip(asked, spread(turns), strict=True):
         if isinstance(outcome, Rejection):
             reasons.append(outcome)
+            if outcome.reason == "not_simulated":
+                waiting.add(_plain(one.candidate))
         else:
             played.append(_played(scoring, one, outcome))
+    if waiting := waiting - {_plain(one.candidate) for one in played}:
+        others = [one for one in ranked if one.candidate.name not in chosen or one.candidate in waiting]
+    elif not played:
+        others = []
     return sorted(played, key=rank), others, reasons
+
+
+def _plain(candidate: Candidate) -> Candidate:
+    """However it is served."""
+    return replace(candidate, serving=USUAL_SERVING)
 
 
 def one_after_another(simulate: Simulate) -> Spread:

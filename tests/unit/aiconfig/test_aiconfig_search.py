@@ -19,8 +19,10 @@ from aiconfig.estimate import SIMULATED, Band, Estimate, Load
 from aiconfig.evaluation import ClosedFormEvaluation
 from aiconfig.outcome import Scored, SearchResult
 from aiconfig.pareto import dominates
+from aiconfig.patience import unplayed
 from aiconfig.reasons import REASONS
 from aiconfig.request import search_request
+from aiconfig.result import result_of
 from aiconfig.search import search
 from aiconfig.space import Space
 from aiconfig.workload import Workload
@@ -309,6 +311,23 @@ def test_ways_to_serve_are_no_deployments_that_were_estimated() -> None:
     found = search(request, Played())
     assert len(found.ranked) > found.legal
     assert found.scored == found.legal
+
+
+def test_a_search_that_is_stopped_before_its_finalists_names_the_best_of_them_by_the_closed_form() -> None:
+    request = search_request({"gpus": 4, "load": Load(users=4)})
+    stopped = search(request, Played(), spread=lambda turns: [unplayed(turn.candidate.name) for turn in turns])
+    closed = search(request)
+    assert closed.best is not None
+    assert result_of(stopped, complete=False).best == closed.best
+
+
+def test_who_was_not_good_enough_for_a_simulation_is_no_answer_where_all_others_are_refused() -> None:
+    """Host tiers that no host holds, of every finalist: nothing is served as it was asked for."""
+    given: dict[str, object] = {"gpus": 2, "gpu": "gb200", "modes": ("agg",), "load": Load(users=4)}
+    found = search(search_request({**given, **SERVED, "host_kv": (10**15,)}), Played())
+    assert found.counts["host_memory"] > 0
+    assert found.ranked == ()
+    assert result_of(found).best is None
 
 
 def test_limits_of_the_sla_are_never_forgotten() -> None:
