@@ -27,6 +27,7 @@ VARIABLE = "DYNATWIN_VLLM_PYTHON"
 READY_S = 400
 LIFE_S = 900
 BLOCK_SIZE = 32
+SERVERS = {"mixed": Role.MIXED, "spare": Role.MIXED, "prefill": Role.PREFILL, "decode": Role.DECODE}
 LIMITS = EngineConfig(
     block_size=BLOCK_SIZE,
     kv_blocks=1000,
@@ -80,7 +81,8 @@ def tiny_model(vllm_python: Path, root: Path, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture(scope="session")
 def vllm_servers(vllm_python: Path, tiny_model: Path, root: Path) -> Iterator[dict[str, Server]]:
-    """One mixed, one prefill and one decode server of vLLM, by role; stopped at the end, logs shown when one fails."""
+    """Servers of vLLM by name: two mixed ones, of which tests kill the spare one, one for prefills and one that answers;
+    stopped at the end, logs shown when one does not start."""
     with tempfile.TemporaryDirectory(prefix="dt") as folder, closing(PortAllocator()) as allocator:
         servers, spec = specified(Path(folder), str(tiny_model), allocator)
         path = Path(folder, "spec.json")  # a short path: those of sockets are limited
@@ -99,25 +101,24 @@ def vllm_servers(vllm_python: Path, tiny_model: Path, root: Path) -> Iterator[di
                 logs = "".join(f"\n--- {one.name}\n{one.log.read_text()[-3000:]}" for one in servers.values())
                 pytest.fail(f"servers did not start:\n{''.join(said)}{logs}")
             pids = {words[1]: int(words[5]) for line in said if (words := line.split()) and words[0] == "ready"}
-            yield {role: replace(one, pid=pids[one.name]) for role, one in servers.items()}
+            yield {name: replace(one, pid=pids[name]) for name, one in servers.items()}
         finally:
             zygote.send_signal(signal.SIGTERM)
             zygote.wait(READY_S)
 
 
 def specified(folder: Path, model: str, allocator: PortAllocator) -> tuple[dict[str, Server], dict[str, object]]:
-    """What is started: a server of each role, from our own configuration."""
+    """What is started, from our own configuration."""
     servers, lines = {}, []
-    for role in Role:
-        group = WorkerGroup(name=role.value, role=role.value, tp=1, on_cpu=True, engine=LIMITS)
-        own = folder / role.value
+    for name, role in SERVERS.items():
+        group = WorkerGroup(name=name, role=role.value, tp=1, on_cpu=True, engine=LIMITS)
+        own = folder / name
         own.mkdir(mode=0o700)
-        name = f"{role.value}-0"
         ports = Ports(host=LOOPBACK, **allocator.take(name, port_needs(group)))
         place = Place(name=name, model=model, served_as="tiny", ports=ports, folder=str(own), lease_s=10)
         started = launch(group, place)
         server = Server(name, role, f"http://{ports.host}:{ports.http}", own / "log")
-        servers[role.value] = server
+        servers[name] = server
         lines.append(
             {
                 "name": name,
