@@ -36,6 +36,7 @@ from policies.cluster.kv_events import KvStored
 
 pytestmark = pytest.mark.live
 
+SEED = os.environ.get("DYNATWIN_TEST_SEED", "0")
 NUMBERS = iter(range(10**6))
 CHAT: list[Any] = [
     {"role": "system", "content": "Answer briefly."},
@@ -45,7 +46,7 @@ CHAT: list[Any] = [
 
 def prompt(length: int) -> list[int]:
     """Tokens that no test had before."""
-    rng = random.Random(f"serving {next(NUMBERS)}")
+    rng = random.Random(f"{SEED} serving {next(NUMBERS)}")
     return [rng.randint(100, 4000) for _ in range(length)]
 
 
