@@ -80,10 +80,11 @@ class Service:
     ended: list[Ended] = field(default_factory=list)
     broken: list[BaseException] = field(default_factory=list)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _invariants: Invariants = field(default_factory=Invariants)
 
     def watch(self) -> None:
         """Look over the shoulder of the record, which is told everything."""
-        record, invariants = self.cluster.record, Invariants()
+        record = self.cluster.record
         assert record is not None
         note, ended = record.note, record.ended
 
@@ -91,7 +92,7 @@ class Service:
             note(event, actions)
             self.happened.append(event)
             try:
-                invariants.observe(event, actions)
+                self._invariants.observe(event, actions)
             except Exception as error:
                 self.broken.append(error)
                 raise
@@ -108,6 +109,12 @@ class Service:
     def _failed(self, error: BaseException | None) -> None:
         assert error is not None
         self.broken.append(error)
+
+    async def over(self) -> None:
+        """Until every request has ended: then nothing may be left of any."""
+        await self.until(lambda: not self.cluster.world.open)
+        self._invariants.audit(self.cluster.world.controller.view)
+        self._invariants.finish()
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Until something holds that events bring about."""
@@ -180,11 +187,10 @@ def configured(folder: Path, mode: str, **counts: int) -> Config:
 async def serving(
     config: Config, folder: Path, tokenizer: ServedTokenizer, **urls: tuple[str, ...]
 ) -> AsyncIterator[Service]:
-    """Serve with running engines; `urls` are those of each group. Afterwards nothing was broken, and the journal replays."""
+    """Serve with running engines; `urls` are those of each group. Afterwards nothing was broken, and the journal
+    replays."""
     record = folder / "record"
-    host = Host(
-        model=Model(checkpoint="", served_as=MODEL), pythons={}, attached=urls, record=record, lease_s=LEASE_S
-    )
+    host = Host(model=Model(checkpoint="", served_as=MODEL), pythons={}, attached=urls, record=record, lease_s=LEASE_S)
     async with asyncio.timeout(LIMIT_S):
         cluster = LiveCluster(config, host)
         settings = Settings(port=0, deadlines=Deadlines(grace_s=0.0, drain_s=LIMIT_S))
@@ -201,7 +207,7 @@ async def serving(
                 service.watch()
                 await cluster.start()
                 yield service
-                await service.until(lambda: not cluster.world.open)
+                await service.over()
         finally:
             frontend.stopping.hurry()
             await frontend.stop()

@@ -27,7 +27,13 @@ VARIABLE = "DYNATWIN_VLLM_PYTHON"
 READY_S = 400
 LIFE_S = 900
 BLOCK_SIZE = 32
-SERVERS = {"mixed": Role.MIXED, "spare": Role.MIXED, "prefill": Role.PREFILL, "decode": Role.DECODE}
+SERVERS = {
+    "mixed": Role.MIXED,
+    "spare": Role.MIXED,
+    "tiered": Role.MIXED,
+    "prefill": Role.PREFILL,
+    "decode": Role.DECODE,
+}
 LIMITS = EngineConfig(
     block_size=BLOCK_SIZE,
     kv_blocks=1000,
@@ -36,6 +42,8 @@ LIMITS = EngineConfig(
     max_num_batched_tokens=1024,
     max_model_len=4096,
 )
+BLOCK_BYTES = 16_384
+"""Of the tiny model."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +89,8 @@ def tiny_model(vllm_python: Path, root: Path, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture(scope="session")
 def vllm_servers(vllm_python: Path, tiny_model: Path, root: Path) -> Iterator[dict[str, Server]]:
-    """Servers of vLLM by name: two mixed ones, of which tests kill the spare one, one for prefills and one that answers;
-    stopped at the end, logs shown when one does not start."""
+    """Servers of vLLM by name: three mixed ones, of which tests kill the spare one and one has tiers below a small
+    device, one for prefills and one that answers; stopped at the end, logs shown when one does not start."""
     with tempfile.TemporaryDirectory(prefix="dt") as folder, closing(PortAllocator()) as allocator:
         servers, spec = specified(Path(folder), str(tiny_model), allocator)
         path = Path(folder, "spec.json")  # a short path: those of sockets are limited
@@ -111,7 +119,8 @@ def specified(folder: Path, model: str, allocator: PortAllocator) -> tuple[dict[
     """What is started, from our own configuration."""
     servers, lines = {}, []
     for name, role in SERVERS.items():
-        group = WorkerGroup(name=name, role=role.value, tp=1, on_cpu=True, engine=LIMITS)
+        limits = replace(LIMITS, kv_blocks=41, max_model_len=1024) if name == "tiered" else LIMITS
+        group = WorkerGroup(name=name, role=role.value, tp=1, on_cpu=True, engine=limits)
         own = folder / name
         own.mkdir(mode=0o700)
         ports = Ports(host=LOOPBACK, **allocator.take(name, port_needs(group)))
@@ -124,8 +133,22 @@ def specified(folder: Path, model: str, allocator: PortAllocator) -> tuple[dict[
                 "name": name,
                 "port": ports.http,
                 "env": dict(started.env),
-                "args": list(started.argv[2:]),
+                "args": [*started.argv[2:], *(_tiers(own) if name == "tiered" else ())],
                 "log": str(server.log),
             }
         )
     return servers, {"env": {}, "servers": lines}
+
+
+def _tiers(folder: Path) -> list[str]:
+    """Host memory for 64 blocks, and files below it."""
+    disk = {"type": "fs", "root_dir": str(folder / "disk"), "n_read_threads": 1, "n_write_threads": 1}
+    extra = {
+        "spec_name": "HostCopyTieringSpec",
+        "spec_module_path": "cpu_offload_spec",
+        "cpu_bytes_to_use": 64 * BLOCK_BYTES,
+        "self_describing_kv_events": True,
+        "secondary_tiers": [{**disk, "enable_kv_events": True}],
+    }
+    config = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+    return ["--kv-transfer-config", json.dumps(config)]
