@@ -6,6 +6,8 @@ Every run is watched by the invariants and journalled; when it ends the journal 
 from __future__ import annotations
 
 import asyncio
+import os
+import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -37,6 +39,8 @@ from twin.config_read import load
 
 LIMIT_S = 200.0
 """After which a run that hangs has failed."""
+SEED = os.environ.get("DYNATWIN_TEST_SEED", "0")
+NUMBERS = iter(range(10**6))
 MODEL = "tiny"
 BLOCK_SIZE = 32
 LEASE_S = 10
@@ -72,7 +76,6 @@ class Service:
     """A cluster that serves, and two clients of it. `happened` is everything, in order, `ended` the requests."""
 
     cluster: LiveCluster
-    tokenizer: ServedTokenizer
     openai: openai.AsyncOpenAI
     anthropic: anthropic.AsyncAnthropic
     http: httpx.AsyncClient
@@ -161,11 +164,8 @@ class Service:
                 pass
 
 
-_names = iter(range(10**6))
-
-
 async def _is_free(engine: Vllm) -> bool:
-    name = f"look-{next(_names)}"
+    name = f"look-{next(NUMBERS)}"
     looked = LegRequest(
         leg_id=name, request_id=RequestId(name), leg=Leg.AGG, token_ids=[5, 6, 7], max_tokens=1, sampling=GREEDY
     )
@@ -203,7 +203,7 @@ async def serving(
                 anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0, timeout=LIMIT_S) as other,
                 httpx.AsyncClient(base_url=url, timeout=LIMIT_S, trust_env=False) as http,
             ):
-                service = Service(cluster, tokenizer, one, other, http)
+                service = Service(cluster, one, other, http)
                 service.watch()
                 await cluster.start()
                 yield service
@@ -221,3 +221,47 @@ def replayed(record: Path, config: Config, host: Host) -> None:
     served, _ = live_config(config, host)
     with (record / "journal.jsonl").open(encoding="utf-8") as lines:
         assert journal.replay(lines, live_policies(served, BLOCK_SIZE)) is None
+
+
+class Engines:
+    """Servers that run, by name; `mixed` and `split` serve with some of them."""
+
+    def __init__(self, servers: Any, tokenizer: ServedTokenizer, folder: Path) -> None:
+        self.servers = servers
+        self._tokenizer = tokenizer
+        self._folder = folder
+
+    def url(self, name: str) -> str:
+        return str(self.servers[name].url)
+
+    def mixed(self, *names: str, mode: str = "kv") -> Any:
+        config = configured(self._folder, mode, mixed=len(names))
+        return serving(config, self._run(), self._tokenizer, mixed=tuple(map(self.url, names)))
+
+    def split(self) -> Any:
+        config = configured(self._folder, "kv", prefill=1, decode=1)
+        urls = {"prefill": (self.url("prefill"),), "decode": (self.url("decode"),)}
+        return serving(config, self._run(), self._tokenizer, **urls)
+
+    def _run(self) -> Path:
+        folder = self._folder / f"run-{next(NUMBERS)}"
+        folder.mkdir()
+        return folder
+
+
+def prompt(length: int) -> list[int]:
+    """Tokens that no test had before."""
+    rng = random.Random(f"{SEED} serving {next(NUMBERS)}")
+    return [rng.randint(100, 4000) for _ in range(length)]
+
+
+async def read(stream: Any, tokens: int = 10**9) -> tuple[str, Any]:
+    """The text of a stream up to so many chunks, and its usage if that was reached."""
+    text, usage = "", None
+    async for chunk in stream:
+        text += "".join(choice.text for choice in chunk.choices)
+        usage = chunk.usage or usage
+        tokens -= bool(chunk.choices)
+        if not tokens:
+            break
+    return text, usage

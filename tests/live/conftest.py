@@ -17,8 +17,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from live_service import Engines
 
 from executors.engines.launch import Place, Ports, launch, port_needs
+from executors.frontend.tokens import ServedTokenizer
 from executors.ports import LOOPBACK, PortAllocator
 from policies.cluster.ids import Role
 from twin.config import EngineConfig, WorkerGroup
@@ -113,6 +115,16 @@ def vllm_servers(vllm_python: Path, tiny_model: Path, root: Path) -> Iterator[di
         finally:
             zygote.send_signal(signal.SIGTERM)
             zygote.wait(READY_S)
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tiny_model: Path) -> ServedTokenizer:
+    return ServedTokenizer.from_folder(tiny_model)
+
+
+@pytest.fixture
+def engines(vllm_servers: dict[str, Server], tokenizer: ServedTokenizer, tmp_path: Path) -> Engines:
+    return Engines(vllm_servers, tokenizer, tmp_path)
 
 
 def specified(folder: Path, model: str, allocator: PortAllocator) -> tuple[dict[str, Server], dict[str, object]]:

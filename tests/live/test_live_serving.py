@@ -8,27 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import random
-import signal
-from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
-from live_service import MODEL, Service, configured, serving
+from live_service import MODEL, Engines, Service, prompt, read
 
 from executors.engines.metrics import Page
 from executors.engines.vllm import Vllm
 from executors.frontend.tokens import ServedTokenizer
-from executors.leases import LeaseTerms
-from executors.process import group_members
 from policies.cluster.events import (
     FirstToken,
-    RequestFailed,
-    RequestInterrupted,
-    RequestMigrated,
-    WorkerLost,
 )
 from policies.cluster.hashing import local_hashes
 from policies.cluster.ids import Tier
@@ -36,54 +25,10 @@ from policies.cluster.kv_events import KvStored
 
 pytestmark = pytest.mark.live
 
-SEED = os.environ.get("DYNATWIN_TEST_SEED", "0")
-NUMBERS = iter(range(10**6))
 CHAT: list[Any] = [
     {"role": "system", "content": "Answer briefly."},
     {"role": "user", "content": "What is made of 12 apples, and of <|end|> and é?"},
 ]
-
-
-def prompt(length: int) -> list[int]:
-    """Tokens that no test had before."""
-    rng = random.Random(f"{SEED} serving {next(NUMBERS)}")
-    return [rng.randint(100, 4000) for _ in range(length)]
-
-
-@pytest.fixture(scope="session")
-def tokenizer(tiny_model: Path) -> ServedTokenizer:
-    return ServedTokenizer.from_folder(tiny_model)
-
-
-class Engines:
-    """Servers by what they serve as; `one`, `two` and `split` are clusters of them."""
-
-    def __init__(self, servers: Any, tokenizer: ServedTokenizer, folder: Path) -> None:
-        self.servers = servers
-        self._tokenizer = tokenizer
-        self._folder = folder
-
-    def url(self, name: str) -> str:
-        return str(self.servers[name].url)
-
-    def mixed(self, *names: str, mode: str = "kv") -> Any:
-        config = configured(self._folder, mode, mixed=len(names))
-        return serving(config, self._run(), self._tokenizer, mixed=tuple(map(self.url, names)))
-
-    def split(self) -> Any:
-        config = configured(self._folder, "kv", prefill=1, decode=1)
-        urls = {"prefill": (self.url("prefill"),), "decode": (self.url("decode"),)}
-        return serving(config, self._run(), self._tokenizer, **urls)
-
-    def _run(self) -> Path:
-        folder = self._folder / f"run-{next(NUMBERS)}"
-        folder.mkdir()
-        return folder
-
-
-@pytest.fixture
-def engines(vllm_servers: Any, tokenizer: ServedTokenizer, tmp_path: Path) -> Engines:
-    return Engines(vllm_servers, tokenizer, tmp_path)
 
 
 def cached(answer: Any) -> int:
@@ -94,18 +39,6 @@ def workers(answer: Any) -> tuple[str, str]:
     """Who computed the prompt, and who answered."""
     told = answer.nvext["worker_id"]
     return told["prefill_worker"], told["decode_worker"]
-
-
-async def read(stream: Any, tokens: int = 10**9) -> tuple[str, Any]:
-    """The text of a stream up to so many chunks, and its usage if that was reached."""
-    text, usage = "", None
-    async for chunk in stream:
-        text += "".join(choice.text for choice in chunk.choices)
-        usage = chunk.usage or usage
-        tokens -= bool(chunk.choices)
-        if not tokens:
-            break
-    return text, usage
 
 
 # ---------------------------------------------------------------- answers
@@ -286,77 +219,5 @@ def test_c22_when_the_client_leaves_every_engine_is_free(engines: Engines, kind:
             assert all(len(one.tokens) < 3000 for one in it.ended)
             counts = it.cluster.world.ledger.counts()
             assert counts["held"] == counts["sent"] == 0
-
-    asyncio.run(main())
-
-
-# ---------------------------------------------------------------- leases
-
-
-def test_a_hand_off_past_its_lease_is_never_sent_and_the_answer_is_right(engines: Engines) -> None:
-    tokens = prompt(200)
-
-    async def main() -> None:
-        async with engines.mixed("mixed") as whole:
-            await whole.complete(tokens, 12)
-        async with engines.split() as it:
-            it.cluster.world._lease = LeaseTerms.of(1e-6, health_period_s=1e-7)
-            late = await it.complete(tokens, 12)
-            counts = it.cluster.world.ledger.counts()
-            assert (counts["ever_sent"], counts["refused"], counts["expired"]) == (0, 1, 1)
-            assert it.ended[0].tokens == whole.ended[0].tokens
-            assert late.usage.prompt_tokens == 200
-
-    asyncio.run(main())
-
-
-# ---------------------------------------------------------------- workers come and go
-
-
-def test_scaling_down_and_up_under_load_loses_nothing(engines: Engines) -> None:
-    async def stream(it: Service, sizes: tuple[int, int]) -> Any:
-        _, usage = await read(await it.stream(prompt(sizes[0]), sizes[1]))
-        return usage
-
-    async def main() -> None:
-        async with engines.mixed("mixed", "spare", mode="least-loaded") as it:
-            rng = random.Random(7)
-            sizes = [(rng.randint(20, 400), rng.randint(60, 120)) for _ in range(30)]
-            streams = [asyncio.create_task(stream(it, one)) for one in sizes[:20]]
-            await it.until(lambda: it.count(FirstToken) >= 10)
-            leaving = it.worker("mixed-1").worker_id
-            it.cluster.world.fleet.drain(leaving)
-            await it.until(lambda: it.count(WorkerLost) == 1)
-            back = await it.attach("back", engines.url("spare"))
-            streams += [asyncio.create_task(stream(it, one)) for one in sizes[20:]]
-            usages = await asyncio.gather(*streams)
-            assert [(one.prompt_tokens, one.completion_tokens) for one in usages] == sizes
-            used = Counter(one.end.worker for one in it.ended)
-            assert set(used) == {"mixed-0", "mixed-1", "back"}
-            assert back.worker_id != leaving
-            assert it.count(RequestInterrupted) == it.count(RequestMigrated) == it.count(RequestFailed) == 0
-
-    asyncio.run(main())
-
-
-def test_c21_a_worker_that_is_killed_in_mid_stream_costs_no_token(engines: Engines) -> None:
-    """The spare server is gone afterwards."""
-    tokens = prompt(300)
-
-    async def main() -> None:
-        async with engines.mixed("spare") as it:
-            stream = await it.stream(tokens, 120)
-            begun, _ = await read(stream, 10)
-            await it.attach("other", engines.url("mixed"))
-            for pid in list(group_members(engines.servers["spare"].pid)):
-                os.kill(pid, signal.SIGKILL)
-            rest, usage = await read(stream)
-            (moved,) = it.ended
-            assert (moved.end.outcome, moved.end.migrations, moved.end.worker) == ("length", 1, "other")
-            assert it.count(WorkerLost) == 1
-            unbroken = await it.complete(tokens, 120)
-            assert moved.tokens == it.ended[1].tokens
-            assert begun + rest == unbroken.choices[0].text
-            assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (300, 120, 420)
 
     asyncio.run(main())
