@@ -58,7 +58,7 @@ def live_config(config: Config, host: Host) -> tuple[Config, list[str]]:
         router = replace(router, index="engine")
         notices.append("router.index = engine: real engines tell of their blocks in their own words")
     resilience = config.resilience
-    if not resilience.migration_limit and "resilience.migration_limit" not in config.origins:
+    if not resilience.migration_limit and config.origins.get("resilience.migration_limit", "default") == "default":
         resilience = replace(resilience, migration_limit=3)
         notices.append("resilience.migration_limit = 3: requests whose worker is lost go on elsewhere")
     return replace(config, router=router, resilience=resilience), notices

@@ -17,8 +17,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from live_service import Engines
 
 from executors.engines.launch import Place, Ports, launch, port_needs
+from executors.frontend.tokens import ServedTokenizer
 from executors.ports import LOOPBACK, PortAllocator
 from policies.cluster.ids import Role
 from twin.config import EngineConfig, WorkerGroup
@@ -27,6 +29,13 @@ VARIABLE = "DYNATWIN_VLLM_PYTHON"
 READY_S = 400
 LIFE_S = 900
 BLOCK_SIZE = 32
+SERVERS = {
+    "mixed": Role.MIXED,
+    "spare": Role.MIXED,
+    "tiered": Role.MIXED,
+    "prefill": Role.PREFILL,
+    "decode": Role.DECODE,
+}
 LIMITS = EngineConfig(
     block_size=BLOCK_SIZE,
     kv_blocks=1000,
@@ -35,6 +44,8 @@ LIMITS = EngineConfig(
     max_num_batched_tokens=1024,
     max_model_len=4096,
 )
+BLOCK_BYTES = 16_384
+"""Of the tiny model."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +91,8 @@ def tiny_model(vllm_python: Path, root: Path, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture(scope="session")
 def vllm_servers(vllm_python: Path, tiny_model: Path, root: Path) -> Iterator[dict[str, Server]]:
-    """One mixed, one prefill and one decode server of vLLM, by role; stopped at the end, logs shown when one fails."""
+    """Servers of vLLM by name: three mixed ones, of which tests kill the spare one and one has tiers below a small
+    device, one for prefills and one that answers; stopped at the end, logs shown when one does not start."""
     with tempfile.TemporaryDirectory(prefix="dt") as folder, closing(PortAllocator()) as allocator:
         servers, spec = specified(Path(folder), str(tiny_model), allocator)
         path = Path(folder, "spec.json")  # a short path: those of sockets are limited
@@ -99,32 +111,56 @@ def vllm_servers(vllm_python: Path, tiny_model: Path, root: Path) -> Iterator[di
                 logs = "".join(f"\n--- {one.name}\n{one.log.read_text()[-3000:]}" for one in servers.values())
                 pytest.fail(f"servers did not start:\n{''.join(said)}{logs}")
             pids = {words[1]: int(words[5]) for line in said if (words := line.split()) and words[0] == "ready"}
-            yield {role: replace(one, pid=pids[one.name]) for role, one in servers.items()}
+            yield {name: replace(one, pid=pids[name]) for name, one in servers.items()}
         finally:
             zygote.send_signal(signal.SIGTERM)
             zygote.wait(READY_S)
 
 
+@pytest.fixture(scope="session")
+def tokenizer(tiny_model: Path) -> ServedTokenizer:
+    return ServedTokenizer.from_folder(tiny_model)
+
+
+@pytest.fixture
+def engines(vllm_servers: dict[str, Server], tokenizer: ServedTokenizer, tmp_path: Path) -> Engines:
+    return Engines(vllm_servers, tokenizer, tmp_path)
+
+
 def specified(folder: Path, model: str, allocator: PortAllocator) -> tuple[dict[str, Server], dict[str, object]]:
-    """What is started: a server of each role, from our own configuration."""
+    """What is started, from our own configuration."""
     servers, lines = {}, []
-    for role in Role:
-        group = WorkerGroup(name=role.value, role=role.value, tp=1, on_cpu=True, engine=LIMITS)
-        own = folder / role.value
+    for name, role in SERVERS.items():
+        limits = replace(LIMITS, kv_blocks=41, max_model_len=1024) if name == "tiered" else LIMITS
+        group = WorkerGroup(name=name, role=role.value, tp=1, on_cpu=True, engine=limits)
+        own = folder / name
         own.mkdir(mode=0o700)
-        name = f"{role.value}-0"
         ports = Ports(host=LOOPBACK, **allocator.take(name, port_needs(group)))
         place = Place(name=name, model=model, served_as="tiny", ports=ports, folder=str(own), lease_s=10)
         started = launch(group, place)
         server = Server(name, role, f"http://{ports.host}:{ports.http}", own / "log")
-        servers[role.value] = server
+        servers[name] = server
         lines.append(
             {
                 "name": name,
                 "port": ports.http,
                 "env": dict(started.env),
-                "args": list(started.argv[2:]),
+                "args": [*started.argv[2:], *(_tiers(own) if name == "tiered" else ())],
                 "log": str(server.log),
             }
         )
     return servers, {"env": {}, "servers": lines}
+
+
+def _tiers(folder: Path) -> list[str]:
+    """Host memory for 64 blocks, and files below it."""
+    disk = {"type": "fs", "root_dir": str(folder / "disk"), "n_read_threads": 1, "n_write_threads": 1}
+    extra = {
+        "spec_name": "HostCopyTieringSpec",
+        "spec_module_path": "cpu_offload_spec",
+        "cpu_bytes_to_use": 64 * BLOCK_BYTES,
+        "self_describing_kv_events": True,
+        "secondary_tiers": [{**disk, "enable_kv_events": True}],
+    }
+    config = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+    return ["--kv-transfer-config", json.dumps(config)]

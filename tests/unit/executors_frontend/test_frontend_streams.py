@@ -71,6 +71,7 @@ async def test_a_whole_answer_has_the_same_usage_in_its_body() -> None:
     assert choice["finish_reason"] == "length"
 
 
+@pytest.mark.shared
 def test_case_23_counts_the_same_prompt_in_all_three_forms(shared: Path) -> None:
     asked = json.loads((shared / "cases" / "inputs" / "c23_chat_request.json").read_text(encoding="utf-8"))
     seen: list[int] = []
