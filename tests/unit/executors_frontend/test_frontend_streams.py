@@ -147,6 +147,14 @@ async def test_n_answers_count_the_prompt_once_and_are_seeded_apart() -> None:
 
 
 @run
+async def test_seeds_of_several_answers_stay_within_64_bits() -> None:
+    async with served() as it:
+        await it.post("/v1/chat/completions", chat(n=2, seed=2**63 - 1, max_tokens=2))
+        asks = it.backend.asks
+    assert [ask.sampling.seed for ask in asks] == [2**63 - 1, -(2**63)]
+
+
+@run
 async def test_every_streamed_choice_finishes_exactly_once() -> None:
     async with served() as it:
         asked = {"model": "tiny", "prompt": ["one", "two"], "n": 2, "max_tokens": 3, "stream": True}
