@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from executors.clock import Order
-from executors.engines.protocol import GREEDY, Engine, Facts, LegFailed, LegRequest
+from executors.engines.protocol import GREEDY, Engine, Facts, LegFailed, LegRequest, Load
 from policies.cluster.actions import Probe, RequestIndexDump, RequestIndexReplay
 from policies.cluster.events import (
     Event,
@@ -76,6 +76,8 @@ class LiveWorker:
     lost: bool = False
     left_s: float | None = None
     follower: Follower | None = None
+    load: Load | None = None
+    """As it last told it."""
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     @property
@@ -173,8 +175,7 @@ class Fleet:
         self._world.post(up)
         if self.looks_after:
             worker.tasks.append(self._world.spawn(self._look_after(worker)))
-            if self._world.controller.wants(WorkerReported):
-                worker.tasks.append(self._world.spawn(self._report(worker)))
+            worker.tasks.append(self._world.spawn(self._report(worker)))
         return worker
 
     def _hear(self, worker: LiveWorker, event: Event) -> None:
@@ -199,10 +200,13 @@ class Fleet:
                 self.lose(worker, f"no answer to {worker.misses} health checks in a row")
 
     async def _report(self, worker: LiveWorker) -> None:
-        """Ask how much it has to do."""
+        """Ask how much it has to do: for whoever looks on, and for policies that want to know."""
+        wanted = self._world.controller.wants(WorkerReported)
         while not worker.lost:
             load = await worker.engine.load()
-            if load is not None and not worker.lost:
+            if load is not None:
+                worker.load = load
+            if load is not None and wanted and not worker.lost:
                 at_s = self._world.clock.now()
                 self._world.post(
                     WorkerReported(

@@ -35,7 +35,7 @@ def decision(at_s: float, action: Action, fleet: Fleet) -> Mapping[str, object]:
 def worker_glance(worker: LiveWorker, view: ClusterView) -> WorkerGlance:
     """One worker that is up or on its way out."""
     seen = view.workers.get(worker.worker_id)
-    report = seen.report if seen is not None else None
+    load = worker.load
     total = worker.up.total_blocks
     return WorkerGlance(
         worker_id=worker.worker_id,
@@ -43,8 +43,8 @@ def worker_glance(worker: LiveWorker, view: ClusterView) -> WorkerGlance:
         role=worker.up.role.value,
         state="draining" if worker.draining else "fenced" if seen is not None and seen.fences else "ready",
         in_flight=seen.in_flight if seen is not None else 0,
-        running=report.running if report is not None else None,
-        waiting=report.waiting if report is not None else None,
-        kv_share=report.active_blocks / total if report is not None and total else None,
-        cached_blocks=report.cached_blocks if report is not None else None,
+        running=load.running if load is not None else None,
+        waiting=load.waiting if load is not None else None,
+        kv_share=load.active_blocks / total if load is not None and total else None,
+        cached_blocks=load.cached_blocks if load is not None else None,
     )

@@ -12,8 +12,9 @@ import json
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -280,6 +281,35 @@ async def served(
         if stop:
             frontend.stopping.hurry()  # a test that failed leaves nothing behind
             await frontend.stop()
+
+
+@contextmanager
+def beside(backend: ScriptedBackend | None = None, settings: Settings | None = None) -> Iterator[str]:
+    """A frontend on a thread of its own, for tests that are no coroutines; its address."""
+    up: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+
+    async def serve() -> None:
+        over = asyncio.Event()
+        async with served(backend, settings) as it:
+            up.set_result((it.url, asyncio.get_running_loop(), over))
+            await over.wait()
+
+    def work() -> None:
+        try:
+            asyncio.run(serve())
+        except BaseException as error:
+            if up.done():
+                raise
+            up.set_exception(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    url, loop, over = up.result(PATIENCE_S)
+    try:
+        yield url
+    finally:
+        loop.call_soon_threadsafe(over.set)
+        thread.join(PATIENCE_S)
 
 
 def block_encoding(it: Served) -> threading.Event:

@@ -41,3 +41,12 @@ def test_a_decision_of_each_mode_is_measured(root: Path) -> None:
 def test_moves_of_kv_are_measured(root: Path) -> None:
     told = _printed(root, "kv_moves.py", "--blocks", "2", "--mib", "0.01", "--repeats", "1")
     assert told.split()[0] == "plain"
+
+
+def test_the_frontend_is_measured(root: Path) -> None:
+    found = json.loads(_printed(root, "frontend.py", "--requests", "10", "--clients", "2"))
+    assert found["streamed tokens"]["events"] > 500
+    assert found["requests"]["per_cpu_s"] > 0
+    assert (
+        found["first token of a stream, 128 words"]["p50_ms"] <= found["first token of a stream, 128 words"]["p99_ms"]
+    )

@@ -42,6 +42,7 @@ def application(services: Services, *, admin: bool = True, admin_only: bool = Fa
     app.include_router(dashboard(services))
     app.add_exception_handler(ApiError, _told(services))
     app.add_exception_handler(HTTPException, _told(services))
+    app.add_exception_handler(Exception, _told(services))
     if services.settings.access.cors_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -7,6 +7,7 @@ from dataclasses import replace
 from executors.backend import Ask
 from executors.engines.protocol import Sampling
 from executors.frontend.encode import Encoded
+from executors.frontend.requests.sampling import SEED
 from executors.frontend.requests.wanted import Wanted
 from executors.frontend.services import Call, Model, Services
 from policies.cluster.events import Hints
@@ -40,7 +41,8 @@ def seeded(sampling: Sampling, nth: int) -> Sampling:
     """Several answers to one prompt are not all the same answer."""
     if nth == 0 or sampling.seed is None:
         return sampling
-    return replace(sampling, seed=sampling.seed + nth)
+    seed = sampling.seed + nth
+    return replace(sampling, seed=seed if seed < SEED else seed - 2 * SEED)
 
 
 def _hints(wanted: Wanted) -> Hints | None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from executors.frontend.errors import VALIDATION, ApiError
 from executors.frontend.settings import Limits
+
+_LEAST: Final = -(2**63)
+_MOST: Final = 2**64 - 1
+"""Of 64 bits, signed or not: what every reader behind us can hold."""
 
 
 def read_object(body: bytes, limits: Limits) -> dict[str, object]:
@@ -40,18 +44,25 @@ def _check(document: object, limits: Limits) -> None:
                     below.extend(value.values())
                 case list():
                     below.extend(value)
-                case str():
-                    _check_text(value, limits)
-                case float() if not math.isfinite(value):
-                    raise _bad("the body has a number beyond all bounds")
+                case _:
+                    _check_leaf(value, limits)
         if not below:
             return
         level = below
-    if any(isinstance(value, dict | list) for value in level):
-        raise _too_deep(limits)
     for value in level:
-        if isinstance(value, str):
+        if isinstance(value, dict | list):
+            raise _too_deep(limits)
+        _check_leaf(value, limits)
+
+
+def _check_leaf(value: object, limits: Limits) -> None:
+    match value:
+        case str():
             _check_text(value, limits)
+        case int() if not _LEAST <= value <= _MOST:
+            raise _bad(f"the body has a whole number beyond {_LEAST} to {_MOST}")
+        case float() if not math.isfinite(value):
+            raise _bad("the body has a number beyond all bounds")
 
 
 def _check_text(text: str, limits: Limits) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 
 from fastapi import APIRouter, Request
@@ -11,6 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from executors.frontend.body import read_json
 from executors.frontend.errors import NOT_FOUND, ApiError, invalid
+from executors.frontend.openapi.document import document
 from executors.frontend.services import CALL, Services
 from executors.frontend.stopping import Phase
 from policies.errors import ConfigError
@@ -37,6 +39,10 @@ def operations(services: Services) -> APIRouter:
     async def metrics() -> Response:
         return Response(services.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
+    @router.get("/openapi.json")
+    async def openapi() -> Response:
+        return JSONResponse(document(services.settings, list(services.backend.busy_thresholds())))
+
     @router.get("/busy_threshold")
     async def busy_threshold() -> Response:
         return JSONResponse(dict(services.backend.busy_thresholds()))
@@ -59,7 +65,7 @@ def _debug(router: APIRouter, services: Services) -> None:
     @router.get("/debug/decisions")
     async def decisions(request: Request) -> Response:
         text = request.query_params.get("n", "20")
-        if not text.isdecimal() or not 1 <= int(text) <= _MOST_DECISIONS:
+        if not re.fullmatch(r"[0-9]{1,4}", text) or not 1 <= int(text) <= _MOST_DECISIONS:
             raise invalid("n", f"must be 1 to {_MOST_DECISIONS}")
         told = {"decisions": [dict(one) for one in services.backend.decisions(int(text))]}
         return Response(json.dumps(told, default=str), media_type="application/json")

@@ -227,10 +227,15 @@ class StrictProtocol(H11Protocol):
     # --- refusals ------------------------------------------------------------
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer without an application, and close. A request that is being answered gets no second answer."""
+        """Answer without an application, and close. A request that is being answered gets no second answer; one whose
+        answer has not begun gets this one, and its application is told that the client is gone."""
         self._cancel_timers()
-        if self.cycle is None or self.cycle.response_complete:
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or not cycle.response_started:
             self.transport.write(_answer(error, self._doors.settings))
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
         self.transport.close()
 
 

@@ -13,7 +13,7 @@ from executors.frontend.requests.sampling import read_sampling, read_stops
 from executors.frontend.requests.wanted import ChatPrompt, Wanted
 
 _TOOLS = ("tools", "tool_choice", "mcp_servers", "container", "context_management", "output_config")
-_ROLES = ("user", "assistant")
+ROLES = ("user", "assistant")
 
 
 def read_messages(document: Mapping[str, object], rules: Rules) -> Wanted:
@@ -74,7 +74,7 @@ def _prompt(body: Fields, rules: Rules) -> ChatPrompt:
 
 
 def _message(one: Fields) -> Mapping[str, object]:
-    role = one.one_of("role", _ROLES)
+    role = one.one_of("role", ROLES)
     if role is None or not one.has("content"):
         raise invalid(one.path("role" if role is None else "content"), "is missing")
     made = {"role": role, "content": content_text(one, "content", ("text",))}

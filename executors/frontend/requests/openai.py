@@ -110,7 +110,7 @@ def content_text(part_of: Fields, name: str, kinds: tuple[str, ...]) -> str:
         kind = part.text("type")
         if kind not in kinds:
             raise unsupported(part.path("type"), f"{str(kind)[:64]!r}: only text is taken")
-        texts.append(part.text("text") or "")
+        texts.append(part.text("refusal" if kind == "refusal" else "text") or "")
         part.ignore("cache_control", "annotations", "logprobs")
         part.done()
     return "\n".join(texts)

@@ -26,15 +26,16 @@ _NOT_OFFERED = {
     "include": "there is nothing more to include",
     "top_logprobs": "probabilities are told by chat completions",
 }
-_ROLES = ("developer", "system", "user", "assistant")
-_PARTS = ("input_text", "output_text", "text")
+_FLAGS = ("background", "store")
+ROLES = ("developer", "system", "user", "assistant")
+PARTS = ("input_text", "output_text", "text")
 
 
 def read_responses(document: Mapping[str, object], rules: Rules) -> Wanted:
     body = rules.fields(document)
     extensions = read_extensions(body, rules)
     for name, why in _NOT_OFFERED.items():
-        if body.value(name):
+        if body.flag(name) if name in _FLAGS else body.value(name):
             raise unsupported(name, why)
     if body.one_of("truncation", ("auto", "disabled")) == "auto":
         raise unsupported("truncation", "nothing is cut off")
@@ -77,8 +78,10 @@ def _text_form(body: Fields) -> None:
     if text is None:
         return
     form = text.within("format")
-    if form is not None and form.text("type") != "text":
-        raise unsupported("text.format", "only plain text is made")
+    if form is not None:
+        if form.text("type") != "text":
+            raise unsupported("text.format", "only plain text is made")
+        form.done()
     text.text("verbosity")
     text.done()
 
@@ -102,10 +105,10 @@ def _item(one: Fields) -> Mapping[str, object]:
     kind = one.text("type")
     if kind not in (None, "message"):
         raise unsupported(one.path("type"), f"{str(kind)[:64]!r}: only messages are taken")
-    role = one.one_of("role", _ROLES)
+    role = one.one_of("role", ROLES)
     if role is None or not one.has("content"):
         raise invalid(one.path("role" if role is None else "content"), "is missing")
     one.ignore("id", "status")
-    made = {"role": role, "content": content_text(one, "content", _PARTS)}
+    made = {"role": role, "content": content_text(one, "content", PARTS)}
     one.done()
     return made

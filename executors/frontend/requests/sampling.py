@@ -12,15 +12,15 @@ from executors.frontend.requests.fields import Fields
 from executors.frontend.requests.rules import Rules
 
 MAX_LOGPROBS: Final = 20
-_BIAS: Final = 100.0
-_STOP_TOKENS: Final = 256
-_GUIDED: Final[Mapping[str, str]] = {
+BIAS: Final = 100.0
+STOP_TOKENS: Final = 256
+GUIDED: Final[Mapping[str, str]] = {
     "guided_json": "json_schema",
     "guided_regex": "regex",
     "guided_choice": "choice",
     "guided_grammar": "grammar",
 }
-_SEED: Final = 2**63
+SEED: Final = 2**63
 
 
 def read_sampling(body: Fields, rules: Rules, *, logprobs: int | None, greedy: bool) -> Sampling:
@@ -36,7 +36,7 @@ def read_sampling(body: Fields, rules: Rules, *, logprobs: int | None, greedy: b
         presence_penalty=body.number("presence_penalty", -2, 2),
         frequency_penalty=body.number("frequency_penalty", -2, 2),
         repetition_penalty=body.number("repetition_penalty", None, 2, above=0),
-        seed=body.integer("seed", -_SEED, _SEED - 1),
+        seed=body.integer("seed", -SEED, SEED - 1),
         logprobs=logprobs,
         logit_bias=_bias(body),
         stop_token_ids=_stop_token_ids(body),
@@ -62,13 +62,13 @@ def _bias(body: Fields) -> Mapping[int, float]:
     for token in given.names():
         if not re.fullmatch(r"\d{1,9}", token):
             raise invalid(given.path(token[:64]), "is no token id")
-    return {int(token): given.number(token, -_BIAS, _BIAS) or 0.0 for token in given.names()}
+    return {int(token): given.number(token, -BIAS, BIAS) or 0.0 for token in given.names()}
 
 
 def _stop_token_ids(body: Fields) -> tuple[int, ...]:
     values = body.items("stop_token_ids") or []
-    if len(values) > _STOP_TOKENS:
-        raise invalid(body.path("stop_token_ids"), f"{len(values)} given; at most {_STOP_TOKENS} are taken")
+    if len(values) > STOP_TOKENS:
+        raise invalid(body.path("stop_token_ids"), f"{len(values)} given; at most {STOP_TOKENS} are taken")
     ids = [value for value in values if isinstance(value, int) and not isinstance(value, bool) and value >= 0]
     if len(ids) != len(values):
         raise invalid(body.path("stop_token_ids"), "has what is no token id")
@@ -77,13 +77,13 @@ def _stop_token_ids(body: Fields) -> tuple[int, ...]:
 
 def _grammar(body: Fields, rules: Rules) -> Mapping[str, object]:
     """What guides the answer; at most one thing."""
-    asked = {word: body.value(name) for name, word in _GUIDED.items() if body.has(name)}
+    asked = {word: body.value(name) for name, word in GUIDED.items() if body.has(name)}
     form = body.within("response_format")
     if form is not None:
         asked.update(_response_format(form))
     if not asked:
         return NOTHING
-    name = "response_format" if form is not None else next(name for name in _GUIDED if body.has(name))
+    name = "response_format" if form is not None else next(name for name in GUIDED if body.has(name))
     if Ability.GRAMMAR not in rules.abilities:
         raise unsupported(body.path(name), "the engines answer without a grammar")
     if len(asked) > 1:

@@ -1,11 +1,12 @@
 "use strict";
 // Draws what /dashboard/data says, once a second. Everything that is text comes in as text, never as markup.
-const SPAN_S = 300, WIDTH = 400, HEIGHT = 150, LEFT = 44, BOTTOM = 18;
+const SPANS_MIN = [1, 2, 5], WIDTH = 600, HEIGHT = 170, LEFT = 48, TOP = 12, BOTTOM = 26;
+const GAP_S = 2;  // what came longer ago than this is not joined to what came after it, and is not said to be now
 const CHARTS = [
   {title: "Time to first token, ms", lines: ["ttft_ms_p50", "ttft_ms_p95"], names: ["p50", "p95"], twin: "ttft_ms"},
   {title: "Between tokens, ms", lines: ["itl_ms_p50", "itl_ms_p95"], names: ["p50", "p95"], twin: "itl_ms"},
-  {title: "Output tokens per second", lines: ["tokens_per_s"], names: ["tokens"], twin: "tokens_per_s"},
-  {title: "Requests per second", lines: ["requests_per_s", "failed_per_s"], names: ["ended", "failed"], twin: "requests_per_s"},
+  {title: "Output tokens per second", lines: ["tokens_per_s"], names: ["tokens"], rate: true, twin: "tokens_per_s"},
+  {title: "Requests per second", lines: ["requests_per_s", "failed_per_s"], names: ["ended", "failed"], rate: true, twin: "requests_per_s"},
 ];
 const at = (id) => document.getElementById(id);
 const round = (value) => value >= 100 ? Math.round(value) : Math.round(value * 10) / 10;
@@ -17,31 +18,65 @@ function make(tag, text, attributes = {}, svg = false) {
   return node;
 }
 
-function points(series, top) {
-  return series.map(([s, value]) => {
-    const x = LEFT + (WIDTH - LEFT) * (1 + s / SPAN_S), y = (HEIGHT - BOTTOM) * (1 - value / top) + 4;
-    return `${x.toFixed(1)},${y.toFixed(1)}`;
-  }).join(" ");
+const axisY = (share) => TOP + (HEIGHT - TOP - BOTTOM) * (1 - share);
+
+// The next of 1, 2, 5, 10, 20, ...
+function above(value) {
+  const unit = 10 ** Math.floor(Math.log10(Math.max(value, 1e-9)));
+  return unit * [1, 2, 5, 10].find((times) => times * unit >= value);
+}
+
+// Seconds in which nothing happened are not told: a rate was 0 in them.
+function filled(series) {
+  const made = [];
+  for (const [s, value] of series) {
+    if (made.length && s - made[made.length - 1][0] > 1.5) made.push([made[made.length - 1][0] + 1, 0], [s - 1, 0]);
+    made.push([s, value]);
+  }
+  const last = made[made.length - 1];
+  if (last && last[0] < -GAP_S) made.push([last[0] + 1, 0], [-1, 0]);
+  return made;
+}
+
+function pieces(series) {
+  const made = [];
+  series.forEach((point, n) => {
+    if (n === 0 || point[0] - series[n - 1][0] > GAP_S) made.push([]);
+    made[made.length - 1].push(point);
+  });
+  return made.map((piece) => piece.length > 1 ? piece : [piece[0], piece[0]]);  // one point is a dot
+}
+
+// Minutes that the charts show: no more than there is to see.
+function spanOf(data) {
+  const oldest = Math.max(0, ...Object.values(data.measured).map((series) => series.length ? -series[0][0] : 0));
+  return SPANS_MIN.find((minutes) => 60 * minutes >= oldest) || SPANS_MIN[SPANS_MIN.length - 1];
 }
 
 function chart(spec, data) {
-  const lines = spec.lines.map((name, n) => ({name: spec.names[n], series: data.measured[name] || [], style: `l${n}`, key: `k${n}`}));
+  const minutes = spanOf(data), axisX = (s) => LEFT + (WIDTH - LEFT) * (1 + s / (60 * minutes));
+  const join = spec.rate ? (series) => [filled(series)] : pieces;
+  const lines = spec.lines.map((name, n) => ({name: spec.names[n], series: data.measured[name] || [], style: `l${n}`, key: `k${n}`, join}));
   const twin = data.predicted[spec.twin];
-  lines.push({name: twin ? "predicted" : "predicted: not told", series: twin || [], style: "l2 dashed", key: "k2"});
-  const top = Math.max(1e-9, ...lines.flatMap((line) => line.series.map((point) => point[1]))) * 1.05;
-  const svg = make("svg", null, {viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img"}, true);
+  if (twin) lines.push({name: "predicted", series: twin, style: "l2 dashed", key: "k2", join: pieces});
+  const top = above(Math.max(1, ...lines.flatMap((line) => line.series.map((point) => point[1]))));
+  const svg = make("svg", null, {viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": spec.title}, true);
   for (const share of [0, 0.5, 1]) {
-    const y = (HEIGHT - BOTTOM) * (1 - share) + 4;
+    const y = axisY(share);
     svg.append(make("line", null, {x1: LEFT, x2: WIDTH, y1: y, y2: y, class: "rule"}, true));
-    svg.append(make("text", round(share * top), {x: LEFT - 5, y: y + 4, "text-anchor": "end"}, true));
+    svg.append(make("text", round(share * top), {x: LEFT - 6, y: y + 4, "text-anchor": "end"}, true));
   }
-  svg.append(make("text", "5 min ago", {x: LEFT, y: HEIGHT - 2}, true));
-  svg.append(make("text", "now", {x: WIDTH, y: HEIGHT - 2, "text-anchor": "end"}, true));
-  for (const line of lines) svg.append(make("polyline", null, {points: points(line.series, top), class: line.style}, true));
+  svg.append(make("text", `${minutes} min ago`, {x: LEFT, y: HEIGHT - 8}, true));
+  svg.append(make("text", "now", {x: WIDTH, y: HEIGHT - 8, "text-anchor": "end"}, true));
+  for (const line of lines) for (const piece of line.join(line.series)) {
+    const points = piece.map(([s, value]) => `${axisX(s).toFixed(1)},${axisY(value / top).toFixed(1)}`).join(" ");
+    svg.append(make("polyline", null, {points, class: line.style}, true));
+  }
   const legend = make("div", null, {class: "legend"});
   for (const line of lines) {
-    const last = line.series.length ? ` ${round(line.series[line.series.length - 1][1])}` : "";
-    legend.append(make("i", null, {class: line.key}), line.name + last);
+    const last = line.series[line.series.length - 1];
+    const now = last && last[0] >= -GAP_S ? round(last[1]) : spec.rate ? 0 : "–";
+    legend.append(make("i", null, {class: line.key}), `${line.name} ${now}`);
   }
   const figure = make("figure");
   figure.append(make("h3", spec.title), svg, legend);
@@ -88,6 +123,7 @@ function draw(data) {
   const heads = [...new Set(data.decisions.flatMap(Object.keys))];
   table(at("decisions"), heads, data.decisions.map((one) => heads.map((name) => {
     const value = one[name];
+    if (typeof value === "number" && !Number.isInteger(value)) return value.toFixed(3);
     return value !== null && typeof value === "object" ? JSON.stringify(value) : value;
   })));
 }

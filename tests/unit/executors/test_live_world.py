@@ -7,6 +7,7 @@ from live_builders import First, Live, live, tokens_of
 
 from executors.backend import End
 from executors.engines.protocol import LegFailed
+from executors.glance import worker_glance
 from executors.leases import LeaseState, LeaseTerms
 from executors.world import Limits
 from policies.cluster.actions import SetTimer
@@ -347,3 +348,20 @@ def test_the_loss_of_the_worker_that_holds_kv_voids_it() -> None:
         assert sum(it.world.ledger.counts()[state.value] for state in LeaseState) == it.world.ledger.granted
 
     live(main, split(), roles=(Role.PREFILL, Role.DECODE, Role.PREFILL), lease=leased(10.0))
+
+
+def test_who_looks_on_sees_the_load_of_workers_though_no_policy_asks_for_it() -> None:
+    async def main(it: Live) -> None:
+        fleet = it.world.fleet
+        fleet.looks_after = True
+        it.add(0)
+        it.ask("a", 32, 1000)
+        await it.until(fleet.upkeep.report_every_s + 0.5)
+        (worker,) = fleet.workers.values()
+        seen = worker_glance(worker, it.world.controller.view)
+        assert (seen.running, seen.waiting) == (1, 0)
+        assert seen.kv_share is not None
+        assert seen.kv_share > 0
+        assert "WorkerReported" not in it.log.names()
+
+    live(main, roles=())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -20,7 +21,7 @@ from frontend_builders import (
     served,
 )
 
-from executors.backend import End
+from executors.backend import End, WorkerGlance
 from executors.engines.protocol import Ability
 from executors.frontend.errors import of_end
 from executors.frontend.settings import Access, Settings
@@ -218,6 +219,20 @@ async def test_a_fault_inside_shows_no_insides() -> None:
         assert "secret" not in answer.text
         assert "server_error" in answer.text
         assert answer.status_code == (200 if stream else 500)
+
+
+@run
+async def test_a_fault_of_a_small_path_has_the_envelope_too() -> None:
+    class Broken(ScriptedBackend):
+        def workers(self) -> Sequence[WorkerGlance]:
+            raise RuntimeError("/etc/secret")
+
+    async with served(Broken()) as it:
+        answer = await it.http.get("/health")
+    assert answer.status_code == 500
+    assert answer.json()["error"]["type"] == "server_error"
+    assert "secret" not in answer.text
+    assert answer.headers["x-request-id"]
 
 
 @run

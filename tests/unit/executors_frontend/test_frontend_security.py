@@ -450,3 +450,17 @@ async def test_nothing_of_a_prompt_is_logged() -> None:
         logger.setLevel(logging.NOTSET)
     assert any("seen-1" in line for line in seen)
     assert not any("apples" in line or "hush" in line for line in seen)
+
+
+@run
+async def test_a_body_that_breaks_off_its_chunks_is_refused_and_reaches_no_engine() -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    async with served() as it:
+        reader, writer = await it.raw(head + b'transfer-encoding: chunked\r\n\r\n5\r\n{"mod\r\nzz\r\n')
+        told = await reader.read()
+        writer.close()
+        assert (await it.http.get("/live")).status_code == 200
+        assert it.backend.asks == []
+    assert told.startswith(b"HTTP/1.1 400 ")
+    assert told.count(b"x-request-id: ") == 1
+    assert b"malformed_request" in told
