@@ -12,9 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from executors.clock import WallClock
+from executors.discovery import open_discovery
+from executors.discovery.record import WorkerRecord
 from executors.engines.mock import MockEngine
+from executors.engines.protocol import Engine
 from executors.engines.remote import Attached
 from executors.fleet import Follower, LiveWorker
+from executors.joining import Expected, Joiner
 from executors.leases import LeaseTerms
 from executors.record import LiveRecord
 from executors.service import Service, Wanted
@@ -36,12 +40,16 @@ MOCK = "mock"
 @frozen
 class Host:
     """What there is to serve with: the model, interpreters by engine, URLs of running engines by group (those groups
-    start none), where logs and the record go. `mock`: the twin's own engines in real time instead of real ones."""
+    start none), where logs and the record go. `mock`: the twin's own engines in real time instead of real ones.
+    `discovery` is the store that workers of other processes are found in: then none is started here at first.
+    `fingerprint` names the tokenizer of this frontend."""
 
     model: Model
     mock: bool = False
     pythons: Mapping[str, Path]
     attached: Mapping[str, tuple[str, ...]]
+    discovery: str | None = None
+    fingerprint: str | None = None
     logs: Path | None = None
     record: Path | None = None
     lease_s: int = 30
@@ -101,10 +109,18 @@ class LiveCluster:
             self.starter = HostStarter(self._groups, host.model, host.pythons, self.clock.now, host.logs, host.lease_s)
             fleet.starter = self.starter
         context = max(group.engine.max_model_len or 0 for group in self.config.workers)
+        self.joiner = self._joiner(host.discovery) if host.discovery is not None else None
         self.service = Service(
             self.world,
             [Wanted(model=host.model.served_as, roles=roles, context_tokens=context)],
         )
+
+    def _joiner(self, place: str) -> Joiner:
+        def engine(group: WorkerGroup, record: WorkerRecord) -> Engine:
+            return adapter(group, _attached(group, record.name, record.url), self.clock.now)
+
+        expected = Expected(model=self.host.model.served_as, fingerprint=self.host.fingerprint)
+        return Joiner(self.world, open_discovery(place), self._groups, expected, engine)
 
     def _follow(self, worker: LiveWorker, post: object) -> Follower | None:
         """Listen to its KV events, where its engine tells of them and somebody wants to know."""
@@ -118,7 +134,8 @@ class LiveCluster:
         self.failures.append(f"{name}: {error}")
 
     async def start(self) -> None:
-        """Start every worker of the configuration, or attach to those that run; returns when all are up.
+        """Start every worker of the configuration, or attach to those that run; returns when all are up, and of those
+        that are found in a store one of each role.
 
         Raises EngineError with the end of a log where one does not come up; the others are then stopped."""
         if self.host.mock:
@@ -130,12 +147,20 @@ class LiveCluster:
             for number, url in enumerate(urls):
                 engine = adapter(group, _attached(group, f"{group.name}-{number}", url), self.clock.now)
                 starting.append(self.world.fleet.attach(engine, f"{group.name}-{number}", group.name))
-            if not urls:
+            if not urls and self.joiner is None:
                 starting += [self._bring_up(group.name) for _ in range(group.count)]
         results = await asyncio.gather(*starting, return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
+        if self.joiner is not None:
+            await self._find(self.joiner)
+
+    async def _find(self, joiner: Joiner) -> None:
+        await joiner.start()
+        while self.service.serving().missing:
+            joiner.joined.clear()
+            await joiner.joined.wait()
 
     async def _bring_up(self, group: str) -> LiveWorker:
         assert self.starter is not None
@@ -167,6 +192,8 @@ class LiveCluster:
 
     async def close(self) -> None:
         """Cancel what is open, end what was started, write the report of a recorded run."""
+        if self.joiner is not None:
+            await self.joiner.close()
         await self.world.close()
         if self.starter is not None:
             await self.starter.close()
