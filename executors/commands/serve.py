@@ -29,6 +29,8 @@ OPTIONS = (
     Option("--served-as", "NAME", "Name that clients ask for; otherwise that of the model or folder."),
     Option("--attach", "GROUP=URL", "A running engine as a worker of a group; several times.", many=True),
     Option("--discovery", "PLACE", "Workers of other processes: etcd://HOST:2379, a shared folder, or a .toml file."),
+    Option("--peers", "PLACE", "Other frontends to share bookings with: a discovery store, or tcp://HOST:PORT,..."),
+    Option("--peer-listen", "HOST:PORT", "Where this one hears of their bookings (127.0.0.1, any port)."),
     Option("--python", "ENGINE=PATH", "Interpreter of the environment that an engine is in.", many=True),
     Option("--logs", "DIR", "Folder for the logs of engines; otherwise a temporary one."),
     Option("--lease", "S", "Seconds that a prefill worker keeps KV that nobody fetched (30)."),
@@ -72,13 +74,17 @@ _ALL = "allow_no_effect=true"  # what has no effect in a simulation may have one
 def _check(values: Values, config: Config) -> None:
     """What has no effect, or means nothing, is refused."""
     live = "live" in values
-    for name in ("checkpoint", "attach", "discovery", "python", "logs", "lease", "plan"):
+    for name in ("checkpoint", "attach", "discovery", "peers", "peer_listen", "python", "logs", "lease", "plan"):
         if name in values and not live:
-            raise ConfigError(f"--{name} has no effect without --live: mock engines load and start nothing")
+            raise ConfigError(
+                f"--{name.replace('_', '-')} has no effect without --live: mock engines load and start nothing"
+            )
     if live and "checkpoint" not in values and "tokenizer" not in values:
         raise ConfigError(
             "--live: which weights? give --checkpoint DIR (with --attach or --discovery, --tokenizer DIR is enough)"
         )
+    if "peer_listen" in values and "peers" not in values:
+        raise ConfigError("--peer-listen has no effect without --peers: nobody is told of it")
     found = "discovery" in values or len(pairs_of(values, "attach")) >= len(config.workers)
     if live and "checkpoint" not in values and not found:
         raise ConfigError(
@@ -111,6 +117,7 @@ def _tokenizer(values: Values, config: Config) -> tuple[ServedTokenizer, str, tu
 def _host(values: Values, config: Config, name: str, tokens: tuple[int, int]) -> Host:
     from executors.assemble import Host
     from executors.discovery.record import fingerprint_of
+    from executors.peering import peering
     from executors.starter import Model
 
     groups = {group.name for group in config.workers}
@@ -128,6 +135,7 @@ def _host(values: Values, config: Config, name: str, tokens: tuple[int, int]) ->
         attached={group: tuple(urls) for group, urls in attached.items()},
         discovery=values.get("discovery"),
         fingerprint=fingerprint_of(Path(values.get("tokenizer", values.get("checkpoint", ".")))),
+        peering=peering(values["peers"], values.get("peer_listen")) if "peers" in values else None,
         logs=Path(values["logs"]) if "logs" in values else None,
         record=Path(values["record"]) if "record" in values else None,
         lease_s=whole_of(values, "lease", 30),
