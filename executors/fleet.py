@@ -25,6 +25,7 @@ from policies.cluster.events import (
     WorkerUp,
 )
 from policies.cluster.ids import Leg, LossCause, ProbeResult, RequestId, WorkerId
+from policies.cluster.kv_events import KvStored
 from policies.errors import CapabilityError, ConfigError, EngineError
 from policies.frozen import frozen
 
@@ -175,12 +176,17 @@ class Fleet:
             on_cpu=facts.on_cpu,
         )
         worker = LiveWorker(up=up, engine=engine, group=group, facts=facts, heard_s=up.at_s, incarnation=incarnation)
+        if self.follow is not None:  # before it is up: an index asks at once what a new worker holds
+            worker.follower = self.follow(worker, lambda event: self._hear(worker, event))
+        if worker.follower is None and self._world.controller.wants(KvStored):
+            raise ConfigError(
+                f"worker {name} tells nothing of its KV blocks, and the router goes by them: start its engine with KV "
+                "events, or set router.use_kv_events = false"
+            )
         self.workers[worker_id] = worker
         self.names[worker_id] = name
         self.ever[worker_id, up.epoch] = worker
         self._world.ledger.worker_up(worker_id, up.epoch)
-        if self.follow is not None:  # before it is up: an index asks at once what a new worker holds
-            worker.follower = self.follow(worker, lambda event: self._hear(worker, event))
         self._world.post(up)
         if self.looks_after:
             worker.tasks.append(self._world.spawn(self._look_after(worker)))

@@ -165,7 +165,7 @@ class Joiner:
             self._there[life] = fleet.join(engine, facts, record.name, group.name, incarnation=record.incarnation)
             self.refused.pop(record.name, None)
             self.joined.set()
-        except (ConfigError, CapabilityError) as error:
+        except (ConfigError, CapabilityError, EngineError) as error:
             self._refuse(record, error)
         finally:
             fleet.starting.pop(record.name, None)

@@ -118,7 +118,7 @@ class Peers:
             return  # people list the frontends there
         here = socket.gethostname()
         record = WorkerRecord(
-            name=f"frontend-{here}-{os.getpid()}",
+            name=f"frontend-{here}-{urlsplit(self.address).port}",
             incarnation=self._origin,
             engine=FRONTEND,
             url=self.address,
