@@ -234,6 +234,7 @@ class Peers:
             for before in [one for one, at in self._addresses.items() if at == address]:
                 self._forget(before)  # another process listens there now
             self._addresses[origin] = address
+            self._send(address, self._asking())  # it knows us by now: what we asked before may have gone nowhere
         self._world.post(
             PeerBooking(
                 at_s=self._world.clock.now(),
