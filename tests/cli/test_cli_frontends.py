@@ -177,14 +177,14 @@ def test_twin_worker_serves_a_frontend_until_it_is_told_to_end(tmp_path: Path) -
         ((), "twin worker needs --config"),
         (("--discovery", "w.toml"), "a file of workers is kept by people"),
         (("--discovery", "store", "--group", "none"), "--group none: there is no such group; there are pool"),
+        (("--discovery", "nowhere"), "nowhere is no folder; make it where all hosts see it"),
         (("--discovery", "store", "--host", "0.0.0.0"), "frontends cannot reach that"),
-        (("--discovery", "store", "--count", "-1"), "--count -1: must be a whole number"),
+        (("--discovery", "store", "--drain", "-1"), "--drain -1: must be a whole number"),
     ],
 )
 def test_a_line_of_twin_worker_that_means_nothing_is_refused(twin, line: tuple[str, ...], text: str, tmp_path) -> None:
     config = tmp_path / "c.toml"
     config.write_text(CONFIG, encoding="utf-8")
-    (tmp_path / "store").mkdir()
     given = ("--config", str(config), "--checkpoint", str(tmp_path), *line) if line else ()
     done = twin("worker", *given)
     assert done.code == 2

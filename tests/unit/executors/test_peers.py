@@ -109,17 +109,16 @@ async def worker_of(stream: Stream) -> str | None:
 
 def test_what_one_router_sends_out_counts_at_the_other_until_it_ends(tmp_path: Path) -> None:
     async def play(a: Router, b: Router, servers: list[FakeVllm]) -> None:
-        assert await worker_of(b.ask("b0")) == "w0", "equals go to the lowest number, and that is server 1 here"
         servers[0].does = servers[1].does = "hang"
         first, second = a.ask("a0"), a.ask("a1")  # one to each, server 0 first
         await b.bookings(2)
         first.cancel("enough")
         await b.bookings(1)
         servers[0].does = servers[1].does = "answer"
-        assert await worker_of(b.ask("b1")) == "w1", "server 1 has work of the other router"
+        assert await worker_of(b.ask("b1")) == "w1", "w0 of b is server 1, which has work of the other router"
         second.cancel("enough")
         await b.bookings(0)
-        assert await worker_of(b.ask("b2")) == "w0"
+        assert await worker_of(b.ask("b2")) == "w0", "equals go to the lowest number"
         assert a.peers.counts.unknown == b.peers.counts.unknown == 0
 
     played(tmp_path, play)
