@@ -12,14 +12,21 @@ from dataclasses import replace
 from pathlib import Path
 
 from executors.clock import WallClock
+from executors.discovery import open_discovery
+from executors.discovery.record import WorkerRecord, new_incarnation
 from executors.engines.mock import MockEngine
+from executors.engines.protocol import Engine
 from executors.engines.remote import Attached
 from executors.fleet import Follower, LiveWorker
+from executors.joining import Expected, Joiner
 from executors.leases import LeaseTerms
+from executors.peering import Peering
+from executors.peers import Peers
 from executors.record import LiveRecord
 from executors.service import Service, Wanted
 from executors.starter import HostStarter, Model, adapter
 from executors.world import USUAL, Limits, LiveWorld, Watch
+from policies.cluster.actions import PublishBooking
 from policies.cluster.blocks import ContentTree
 from policies.cluster.controller import Controller, Policy
 from policies.cluster.events import BlocksStored
@@ -36,12 +43,17 @@ MOCK = "mock"
 @frozen
 class Host:
     """What there is to serve with: the model, interpreters by engine, URLs of running engines by group (those groups
-    start none), where logs and the record go. `mock`: the twin's own engines in real time instead of real ones."""
+    start none), where logs and the record go. `mock`: the twin's own engines in real time instead of real ones.
+    `discovery` is the store that workers of other processes are found in: then none is started here at first.
+    `fingerprint` names the tokenizer of this frontend, `peering` the others whose routers share bookings with ours."""
 
     model: Model
     mock: bool = False
     pythons: Mapping[str, Path]
     attached: Mapping[str, tuple[str, ...]]
+    discovery: str | None = None
+    fingerprint: str | None = None
+    peering: Peering | None = None
     logs: Path | None = None
     record: Path | None = None
     lease_s: int = 30
@@ -61,12 +73,16 @@ def live_config(config: Config, host: Host) -> tuple[Config, list[str]]:
     if not resilience.migration_limit and config.origins.get("resilience.migration_limit", "default") == "default":
         resilience = replace(resilience, migration_limit=3)
         notices.append("resilience.migration_limit = 3: requests whose worker is lost go on elsewhere")
-    return replace(config, router=router, resilience=resilience), notices
+    replicas = config.replicas
+    if replicas.count > 1:
+        replicas = replace(replicas, count=1)
+        notices.append("replicas.count = 1: a process is one router; start as many, with --peers")
+    return replace(config, router=router, resilience=resilience, replicas=replicas), notices
 
 
-def live_policies(config: Config, block_size: int) -> list[Policy]:
-    """The policies of the configuration, in order."""
-    return [build_policy(config, block_size), migration(config), *guards(config.resilience)]
+def live_policies(config: Config, block_size: int, number: int | None = None) -> list[Policy]:
+    """The policies of the configuration, in order. `number`: of this router, where it has peers."""
+    return [build_policy(config, block_size, number=number), migration(config), *guards(config.resilience)]
 
 
 class LiveCluster:
@@ -79,8 +95,9 @@ class LiveCluster:
         self._groups = {group.name: group for group in self.config.workers}
         sizes = {group.engine.block_size for group in self.config.workers}
         block_size = max(sizes)
-        policies = live_policies(self.config, block_size)
-        self.record = LiveRecord(host.record, self.config, policies) if host.record is not None else None
+        number = new_incarnation() if host.peering is not None else None
+        policies = live_policies(self.config, block_size, number)
+        self.record = LiveRecord(host.record, self.config, policies, number) if host.record is not None else None
         controller = Controller(policies, self.record)
         roles = frozenset(Role(group.role) for group in self.config.workers)
         split = Role.PREFILL in roles
@@ -90,8 +107,12 @@ class LiveCluster:
             ContentTree(block_size, block_size),
             limits=host.limits,
             lease=LeaseTerms.of(host.lease_s, health_period_s=2.0) if split and not host.mock else None,
+            peers=self._publish if number is not None else None,
             watch=self.record or Watch(),
         )
+        self.peers: Peers | None = None
+        if host.peering is not None and number is not None:
+            self.peers = Peers(self.world, number, host.peering, host.model.served_as)
         fleet = self.world.fleet
         fleet.follow = self._follow
         fleet.on_failed_start.append(self._failed)
@@ -101,10 +122,22 @@ class LiveCluster:
             self.starter = HostStarter(self._groups, host.model, host.pythons, self.clock.now, host.logs, host.lease_s)
             fleet.starter = self.starter
         context = max(group.engine.max_model_len or 0 for group in self.config.workers)
+        self.joiner = self._joiner(host.discovery) if host.discovery is not None else None
         self.service = Service(
             self.world,
             [Wanted(model=host.model.served_as, roles=roles, context_tokens=context)],
         )
+
+    def _publish(self, action: PublishBooking) -> None:
+        assert self.peers is not None
+        self.peers.publish(action)
+
+    def _joiner(self, place: str) -> Joiner:
+        def engine(group: WorkerGroup, record: WorkerRecord) -> Engine:
+            return adapter(group, _attached(group, record.name, record.url), self.clock.now)
+
+        expected = Expected(model=self.host.model.served_as, fingerprint=self.host.fingerprint)
+        return Joiner(self.world, open_discovery(place), self._groups, expected, engine)
 
     def _follow(self, worker: LiveWorker, post: object) -> Follower | None:
         """Listen to its KV events, where its engine tells of them and somebody wants to know."""
@@ -118,9 +151,12 @@ class LiveCluster:
         self.failures.append(f"{name}: {error}")
 
     async def start(self) -> None:
-        """Start every worker of the configuration, or attach to those that run; returns when all are up.
+        """Start every worker of the configuration, or attach to those that run; returns when all are up, and of those
+        that are found in a store one of each role.
 
         Raises EngineError with the end of a log where one does not come up; the others are then stopped."""
+        if self.peers is not None:
+            await self.peers.start()
         if self.host.mock:
             self._start_mocks()
             return
@@ -130,12 +166,20 @@ class LiveCluster:
             for number, url in enumerate(urls):
                 engine = adapter(group, _attached(group, f"{group.name}-{number}", url), self.clock.now)
                 starting.append(self.world.fleet.attach(engine, f"{group.name}-{number}", group.name))
-            if not urls:
+            if not urls and self.joiner is None:
                 starting += [self._bring_up(group.name) for _ in range(group.count)]
         results = await asyncio.gather(*starting, return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
+        if self.joiner is not None:
+            await self._find(self.joiner)
+
+    async def _find(self, joiner: Joiner) -> None:
+        await joiner.start()
+        while self.service.serving().missing:
+            joiner.joined.clear()
+            await joiner.joined.wait()
 
     async def _bring_up(self, group: str) -> LiveWorker:
         assert self.starter is not None
@@ -167,7 +211,11 @@ class LiveCluster:
 
     async def close(self) -> None:
         """Cancel what is open, end what was started, write the report of a recorded run."""
+        if self.joiner is not None:
+            await self.joiner.close()
         await self.world.close()
+        if self.peers is not None:
+            await self.peers.close()
         if self.starter is not None:
             await self.starter.close()
         if self.record is not None:

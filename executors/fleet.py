@@ -25,6 +25,7 @@ from policies.cluster.events import (
     WorkerUp,
 )
 from policies.cluster.ids import Leg, LossCause, ProbeResult, RequestId, WorkerId
+from policies.cluster.kv_events import KvStored
 from policies.errors import CapabilityError, ConfigError, EngineError
 from policies.frozen import frozen
 
@@ -72,6 +73,8 @@ class LiveWorker:
     facts: Facts
     heard_s: float = 0.0
     misses: int = 0
+    incarnation: int = 0
+    """Which life of it a store of workers says that it is; 0 where nobody says."""
     draining: bool = False
     lost: bool = False
     left_s: float | None = None
@@ -101,7 +104,7 @@ class Fleet:
         self.starter: Starter | None = None
         self.follow: Callable[[LiveWorker, Callable[[Event], None]], Follower | None] | None = None
         self.on_left: list[Callable[[LiveWorker, str], None]] = []
-        self.on_failed_start: list[Callable[[str, str, EngineError], None]] = []
+        self.on_failed_start: list[Callable[[str, str, Exception], None]] = []
         self.looks_after = True
         self._next_id = 0
 
@@ -120,10 +123,13 @@ class Fleet:
         self._world.spawn(self._bring_up(name, group, started))
 
     async def _bring_up(self, name: str, group: str, started: Awaitable[Engine]) -> None:
+        engine: Engine | None = None
         try:
             engine = await started
             await self.attach(engine, name, group)
-        except EngineError as error:
+        except (EngineError, ConfigError, CapabilityError) as error:
+            if engine is not None:
+                await engine.close()
             for told in self.on_failed_start:
                 told(name, group, error)
         finally:
@@ -136,7 +142,13 @@ class Fleet:
         return self.join(engine, facts, name, group)
 
     def join(
-        self, engine: Engine, facts: Facts, name: str, group: str, worker_id: WorkerId | None = None
+        self,
+        engine: Engine,
+        facts: Facts,
+        name: str,
+        group: str,
+        worker_id: WorkerId | None = None,
+        incarnation: int = 0,
     ) -> LiveWorker:
         """Register a worker that takes work now."""
         if facts.block_size != self._world.tree.block_size and self._world.reads_blocks:
@@ -165,13 +177,18 @@ class Fleet:
             dp_ranks=facts.dp_ranks,
             on_cpu=facts.on_cpu,
         )
-        worker = LiveWorker(up=up, engine=engine, group=group, facts=facts, heard_s=up.at_s)
+        worker = LiveWorker(up=up, engine=engine, group=group, facts=facts, heard_s=up.at_s, incarnation=incarnation)
+        if self.follow is not None:  # before it is up: an index asks at once what a new worker holds
+            worker.follower = self.follow(worker, lambda event: self._hear(worker, event))
+        if worker.follower is None and self._world.controller.wants(KvStored):
+            raise ConfigError(
+                f"worker {name} tells nothing of its KV blocks, and the router goes by them: start its engine with KV "
+                "events, or set router.use_kv_events = false"
+            )
         self.workers[worker_id] = worker
         self.names[worker_id] = name
         self.ever[worker_id, up.epoch] = worker
         self._world.ledger.worker_up(worker_id, up.epoch)
-        if self.follow is not None:  # before it is up: an index asks at once what a new worker holds
-            worker.follower = self.follow(worker, lambda event: self._hear(worker, event))
         self._world.post(up)
         if self.looks_after:
             worker.tasks.append(self._world.spawn(self._look_after(worker)))

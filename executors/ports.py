@@ -25,6 +25,11 @@ LOWEST, HIGHEST = 20_000, 32_767
 """Linux gives ports from 32,768 up to whoever does not ask for one."""
 
 
+def bracketed(host: str) -> str:
+    """A host as it stands in an address."""
+    return f"[{host}]" if ":" in host else host
+
+
 @frozen
 class PortNeed:
     """`span` ports in a row (one for each data-parallel rank), called `name`; the first is `port` if that is given."""

@@ -39,12 +39,13 @@ SPILL_EVERY = 256
 
 
 class LiveRecord(Watch):
-    """Of one run, into `folder`. Give it to the world as its `watch` and to the controller as its journal.
+    """Of one run, into `folder`. Give it to the world as its `watch` and to the controller as its journal. `number` is
+    that of its router, where it has peers.
 
     `close` writes the report; whatever happens before it, what was recorded up to then can be read.
     """
 
-    def __init__(self, folder: Path, config: Config, policies: Sequence[object]) -> None:
+    def __init__(self, folder: Path, config: Config, policies: Sequence[object], number: int | None = None) -> None:
         self.folder = folder
         self._config = config
         self._writer = RunWriter(folder, others=(JOURNAL, CONFIG_TOML))
@@ -53,7 +54,10 @@ class LiveRecord(Watch):
         self._cpu = os.times()
         header = Header(
             versions={"dynatwin": __version__, "xxhash": xxhash.VERSION},
-            config={**to_plain(config), "live": {"started_unix_s": self._began_s, "clock": "monotonic"}},
+            config={
+                **to_plain(config),
+                "live": {"started_unix_s": self._began_s, "clock": "monotonic", "router": number},
+            },
             seed=config.seed,
             policies=tuple(type(policy).__name__ for policy in policies),
         )

@@ -12,7 +12,7 @@ from pathlib import Path
 from executors.engines.launch import Launch, Place, Ports, launch, port_needs
 from executors.engines.protocol import Engine
 from executors.engines.remote import Attached, Remote
-from executors.ports import LOOPBACK, PortAllocator
+from executors.ports import LOOPBACK, PortAllocator, bracketed
 from executors.process import EngineProcess
 from policies.cluster.ids import Role
 from policies.errors import CapabilityError, ConfigError
@@ -74,7 +74,8 @@ class Planned:
 
 class HostStarter:
     """`fleet.Starter` on this host. `pythons` names the interpreter of the environment that each engine is in,
-    `folder` is where workers have their logs; `lease_s` is how long a prefill worker keeps KV that nobody fetches."""
+    `folder` is where workers have their logs; `lease_s` is how long a prefill worker keeps KV that nobody fetches.
+    They listen on `host`; `shared`: others than this process follow their KV events too."""
 
     def __init__(
         self,
@@ -85,13 +86,17 @@ class HostStarter:
         folder: Path | None = None,
         lease_s: int = 30,
         drain_s: int = 300,
+        host: str = LOOPBACK,
+        shared: bool = False,
     ) -> None:
         self._groups = dict(groups)
         self._model = model
         self._pythons = dict(pythons)
         self._now = now
         self._folder = folder or Path(tempfile.mkdtemp(prefix="dynatwin-"))
-        self._ports = PortAllocator()
+        self._host = host
+        self._shared = shared
+        self._ports = PortAllocator(host)
         self._counts: dict[str, int] = {}
         self._lease_s = lease_s
         self._drain_s = drain_s
@@ -138,10 +143,11 @@ class HostStarter:
             name=name,
             model=self._model.checkpoint,
             served_as=self._model.served_as,
-            ports=Ports(host=LOOPBACK, **taken),
+            ports=Ports(host=self._host, **taken),
             folder=str(folder),
             lease_s=self._lease_s,
             drain_s=self._drain_s,
+            shared=self._shared,
         )
         return place, launch(group, place)
 
@@ -160,7 +166,7 @@ class HostStarter:
         process.when_ended(lambda ended: self._ports.release(name))
         at = Attached(
             name=name,
-            url=f"http://{place.ports.host}:{place.ports.http}",
+            url=f"http://{bracketed(place.ports.host)}:{place.ports.http}",
             role=Role(group.role),
             gpus=0 if group.on_cpu else group.tp * group.pp * group.dp,
             on_cpu=group.on_cpu,

@@ -546,8 +546,10 @@ class LiveWorld:
 
     async def close(self) -> None:
         """Cancel what is open, stop the tasks, let go of the workers."""
+        legs = [leg.task for request in self.open.values() for leg in request.legs.values() if leg.task is not None]
         for request_id in list(self.open):
             self.cancel(request_id, "the server is shutting down")
+        await asyncio.gather(*legs, return_exceptions=True)  # engines are told while we can reach them
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()

@@ -23,9 +23,10 @@ CACHED = 32
 
 
 class FakeEngine:
-    """One server; `async with` it."""
+    """One server; `async with` it. Port 0: any."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        self._listen = (host, port)
         self.does = "answer"
         self.health = 200
         self.bodies: list[dict[str, Any]] = []
@@ -40,7 +41,7 @@ class FakeEngine:
     async def __aenter__(self) -> FakeEngine:
         self._runner = web.AppRunner(self.app, handler_cancellation=True, shutdown_timeout=0.0)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        site = web.TCPSite(self._runner, *self._listen)
         await site.start()
         assert site._server is not None
         self.port = site._server.sockets[0].getsockname()[1]
@@ -124,8 +125,8 @@ def tokens_of(body: Mapping[str, Any], key: str = "max_tokens") -> list[int]:
 class FakeVllm(FakeEngine):
     """0.32, as far as it is used. `sources` is what `/kv_event_sources` tells; `aborts` is `--enable-scale-out`."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        super().__init__(host, port)
         self.aborts = True
         self.sources: dict[str, Any] = {}
         self.running, self.waiting, self.usage, self.steps = 0, 0, 0.0, 0

@@ -5,6 +5,8 @@ Nothing here knows how orders are carried out.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from policies.cluster.controller import Policy
 from policies.errors import CapabilityError
 from policies.resilience.backoff import Backoff
@@ -19,10 +21,19 @@ from policies.router.settings import RouterSettings
 from twin.config import Config, ResilienceConfig
 from twin.routing import kinds_of_faults, router_settings
 
+if TYPE_CHECKING:
+    from policies.router.replicas import Peered
 
-def build_policy(config: Config, block_size: int, *, explain: bool = False) -> Policy:
-    """The routing policy of the configuration, from a plug-in where no mode of ours has that name."""
+
+def build_policy(config: Config, block_size: int, *, explain: bool = False, number: int | None = None) -> Policy:
+    """The routing policy of the configuration, from a plug-in where no mode of ours has that name. `number`: which of
+    several routers it is, whose others are in processes of their own (None: there are no others)."""
     settings = router_settings(config, block_size, explain=explain)
+    if number is not None:
+        from policies.router.replicas import Replica
+
+        (router,) = _peered(config, settings, 1)
+        return Replica(router, number, sync=True, batch_s=config.replicas.sync_batch_s)
     if config.replicas.count > 1:
         return _fleet(config, settings)
     return _one_router(config, settings)
@@ -48,14 +59,8 @@ def _fleet(config: Config, settings: RouterSettings) -> Policy:
     from policies.router.fleet import Fleet, ReplicaSettings
 
     table = config.replicas
-    routers = [_one_router(config, settings) for _ in range(table.count)]
-    if not all(hasattr(router, "peer_sent") for router in routers):
-        raise CapabilityError(
-            f"replicas.count = {table.count}: router.mode = {settings.mode}: it cannot have replicas, "
-            "only a mode that is a Router can"
-        )
     return Fleet(
-        routers,  # type: ignore[arg-type]  # each has what a peer needs
+        _peered(config, settings, table.count),
         ReplicaSettings(
             count=table.count,
             spread=table.spread,  # type: ignore[arg-type]
@@ -65,6 +70,16 @@ def _fleet(config: Config, settings: RouterSettings) -> Policy:
             kv_lag_s=table.kv_event_lag_s,
         ),
     )
+
+
+def _peered(config: Config, settings: RouterSettings, count: int) -> list[Peered]:
+    """Routers that take in what others have sent."""
+    routers = [_one_router(config, settings) for _ in range(count)]
+    if not all(hasattr(router, "peer_sent") for router in routers):
+        raise CapabilityError(
+            f"router.mode = {settings.mode}: it cannot be one of several routers, only a mode that is a Router can"
+        )
+    return routers  # type: ignore[return-value]  # each has what a peer needs
 
 
 def _plugins(mode: str) -> dict[str, Maker]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from executors.commands.lines import check_packages, pairs_of, pythons, whole_of
 from twin.commands.replay_line import Option, Values
 from twin.commands.typed import command_of
-from twin.errors import CapabilityError, ConfigError, Exit
+from twin.errors import ConfigError, Exit
 
 if TYPE_CHECKING:
     from executors.assemble import Host
@@ -29,6 +29,9 @@ OPTIONS = (
     Option("--tokenizer", "DIR", "Folder with tokenizer.json, where it is not that of --checkpoint."),
     Option("--served-as", "NAME", "Name that clients ask for; otherwise that of the model or folder."),
     Option("--attach", "GROUP=URL", "A running engine as a worker of a group; several times.", many=True),
+    Option("--discovery", "PLACE", "Workers of other processes: etcd://HOST:2379, a shared folder, or a .toml file."),
+    Option("--peers", "PLACE", "Other frontends to share bookings with: a discovery store, or tcp://HOST:PORT,..."),
+    Option("--peer-listen", "HOST:PORT", "Where this one hears of their bookings (127.0.0.1, any port)."),
     Option("--python", "ENGINE=PATH", "Interpreter of the environment that an engine is in.", many=True),
     Option("--logs", "DIR", "Folder for the logs of engines; otherwise a temporary one."),
     Option("--lease", "S", "Seconds that a prefill worker keeps KV that nobody fetched (30)."),
@@ -51,7 +54,7 @@ OPTIONS = (
 
 def run(values: Values) -> int:
     """Serve until a signal. Exit 0 if every request could finish, 4 if some were cut."""
-    _check_packages()
+    check_packages("serve")
     from twin.config_read import load
 
     config = load(Path(values["config"]) if "config" in values else None, {}, (*values.get("set", ()), _ALL))
@@ -70,26 +73,26 @@ serve = command_of(run, OPTIONS, "Serve a configuration: the same policies, live
 _ALL = "allow_no_effect=true"  # what has no effect in a simulation may have one here: it is told, not refused
 
 
-def _check_packages() -> None:
-    try:
-        import aiohttp  # noqa: F401
-        import fastapi  # noqa: F401
-        import tokenizers  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise CapabilityError(f"twin serve needs {error.name}: pip install 'dynatwin[live]'") from None
-
-
 def _check(values: Values, config: Config) -> None:
     """What has no effect, or means nothing, is refused."""
     live = "live" in values
-    for name in ("checkpoint", "attach", "python", "logs", "lease", "plan"):
+    for name in ("checkpoint", "attach", "discovery", "peers", "peer_listen", "python", "logs", "lease", "plan"):
         if name in values and not live:
-            raise ConfigError(f"--{name} has no effect without --live: mock engines load and start nothing")
+            raise ConfigError(
+                f"--{name.replace('_', '-')} has no effect without --live: mock engines load and start nothing"
+            )
     if live and "checkpoint" not in values and "tokenizer" not in values:
-        raise ConfigError("--live: which weights? give --checkpoint DIR (with --attach, --tokenizer DIR is enough)")
-    if live and "checkpoint" not in values and len(_pairs(values, "attach")) < len(config.workers):
-        raise ConfigError("--live without --checkpoint: every group of workers must then be attached to (--attach)")
+        raise ConfigError(
+            "--live: which weights? give --checkpoint DIR (with --attach or --discovery, --tokenizer DIR is enough)"
+        )
+    if "peer_listen" in values and "peers" not in values:
+        raise ConfigError("--peer-listen has no effect without --peers: nobody is told of it")
+    found = "discovery" in values or len(pairs_of(values, "attach")) >= len(config.workers)
+    if live and "checkpoint" not in values and not found:
+        raise ConfigError(
+            "--live without --checkpoint: nothing is started, so say where workers are: --discovery PLACE, or --attach "
+            "for every group"
+        )
     if "quiet" in values:
         return
     if config.trace.path is not None:
@@ -115,11 +118,13 @@ def _tokenizer(values: Values, config: Config) -> tuple[ServedTokenizer, str, tu
 
 def _host(values: Values, config: Config, name: str, tokens: tuple[int, int]) -> Host:
     from executors.assemble import Host
+    from executors.discovery.record import fingerprint_of
+    from executors.peering import peering
     from executors.starter import Model
 
     groups = {group.name for group in config.workers}
     attached: dict[str, list[str]] = {}
-    for group, url in _pairs(values, "attach"):
+    for group, url in pairs_of(values, "attach"):
         if group not in groups:
             raise ConfigError(
                 f"--attach {group}={url}: there is no group {group!r}; there are {', '.join(sorted(groups))}"
@@ -128,34 +133,16 @@ def _host(values: Values, config: Config, name: str, tokens: tuple[int, int]) ->
     return Host(
         model=Model(checkpoint=str(Path(values.get("checkpoint", ".")).resolve()), served_as=name),
         mock="live" not in values,
-        pythons=_pythons(values),
+        pythons=pythons(values),
         attached={group: tuple(urls) for group, urls in attached.items()},
+        discovery=values.get("discovery"),
+        fingerprint=fingerprint_of(Path(values.get("tokenizer", values.get("checkpoint", ".")))),
+        peering=peering(values["peers"], values.get("peer_listen")) if "peers" in values else None,
         logs=Path(values["logs"]) if "logs" in values else None,
         record=Path(values["record"]) if "record" in values else None,
-        lease_s=_whole(values, "lease", 30),
+        lease_s=whole_of(values, "lease", 30),
         tokens=tokens,
     )
-
-
-def _pythons(values: Values) -> dict[str, Path]:
-    """By engine: --python, else DYNATWIN_VLLM_PYTHON and its like, else our own environment if it has the engine."""
-    from importlib.util import find_spec
-
-    found = {}
-    for kind, module in (("vllm", "vllm"), ("sglang", "sglang"), ("trtllm", "tensorrt_llm")):
-        named = os.environ.get(f"DYNATWIN_{kind.upper()}_PYTHON")
-        if named:
-            found[kind] = Path(named)
-        elif find_spec(module) is not None:
-            found[kind] = Path(sys.executable)
-    for kind, path in _pairs(values, "python"):
-        found[kind] = Path(path)
-    for kind, python in found.items():
-        if not python.exists():
-            raise ConfigError(
-                f"--python {kind}={python}: there is no such file; name the interpreter of its environment"
-            )
-    return found
 
 
 def _abilities(config: Config) -> frozenset[Ability]:
@@ -176,15 +163,15 @@ def _settings(values: Values, abilities: frozenset[Ability]) -> Settings:
     tls = Tls(cert=Path(values["tls_cert"]), key=Path(values["tls_key"])) if "tls_cert" in values else None
     return Settings(
         host=values.get("host", usual.host),
-        port=_whole(values, "port", usual.port),
-        admin_port=_whole(values, "admin_port", 0) if "admin_port" in values else None,
-        kserve_port=_whole(values, "kserve_grpc_port", 0) if "kserve_grpc_port" in values else None,
+        port=whole_of(values, "port", usual.port),
+        admin_port=whole_of(values, "admin_port", 0) if "admin_port" in values else None,
+        kserve_port=whole_of(values, "kserve_grpc_port", 0) if "kserve_grpc_port" in values else None,
         tls=tls,
         abilities=abilities,
         debug="debug_endpoints" in values,
         deadlines=Deadlines(
-            grace_s=_whole(values, "grace", int(usual.deadlines.grace_s)),
-            drain_s=_whole(values, "drain", int(usual.deadlines.drain_s)),
+            grace_s=whole_of(values, "grace", int(usual.deadlines.grace_s)),
+            drain_s=whole_of(values, "drain", int(usual.deadlines.drain_s)),
         ),
         access=Access(
             keys_file=Path(values["api_keys"]) if "api_keys" in values else None,
@@ -201,13 +188,16 @@ def _plan(config: Config, host: Host) -> int:
     served, notices = live_config(config, host)
     for notice in notices:
         print(f"note: {notice}", file=sys.stderr)
-    groups = {group.name: group for group in served.workers if group.name not in host.attached}
+    started = served.workers if host.discovery is None else ()
+    groups = {group.name: group for group in started if group.name not in host.attached}
     starter = HostStarter(groups, host.model, host.pythons, lambda: 0.0, host.logs, host.lease_s)
     for planned in starter.plan():
         print(planned.text())
     for group, urls in host.attached.items():
         for url in urls:
             print(f"# attached as a worker of {group}: {url}")
+    if host.discovery is not None:
+        print(f"# workers of the other groups are those of {host.discovery}")
     return Exit.OK
 
 
@@ -253,25 +243,3 @@ async def _tell(frontend: object, started: asyncio.Future[None], *, quiet: bool)
             json.dumps({"ready": address}) if quiet else f"ready: {address}/v1, dashboard {address}/dashboard",
             flush=True,
         )
-
-
-def _pairs(values: Values, name: str) -> list[tuple[str, str]]:
-    found = []
-    for text in values.get(name, ()):
-        key, equals, value = str(text).partition("=")
-        if not equals or not key or not value:
-            raise ConfigError(f"--{name} {text}: write NAME=VALUE")
-        found.append((key, value))
-    return found
-
-
-def _whole(values: Values, name: str, usual: int) -> int:
-    if name not in values:
-        return usual
-    try:
-        value = int(values[name])
-    except ValueError:
-        value = -1
-    if value < 0:
-        raise ConfigError(f"--{name.replace('_', '-')} {values[name]}: must be a whole number, 0 or more")
-    return value

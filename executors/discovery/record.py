@@ -11,16 +11,21 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
+from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
+
+import xxhash
 
 from policies.cluster.ids import Role
 from policies.errors import ConfigError
 from policies.frozen import frozen
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-SCHEMES: Final = ("http", "https", "mock")
+SCHEMES: Final = ("http", "https", "mock", "tcp")
 SCHEMA: Final = 1
+FRONTEND: Final = "frontend"
+"""The engine of records that are no worker's: a frontend, which takes no work from others."""
 _TEXT_LISTS: Final = frozenset({"models", "taints"})
 _COUNTS: Final = frozenset({"incarnation", "pid", "block_size", "dp_ranks", "gpus"})
 
@@ -31,8 +36,11 @@ class WorkerRecord:
 
     `incarnation` rises with every start of a worker of this `name`: of two at one name or one `url` the newer counts.
     `kv_events` and `kv_replay` are the ZMQ endpoints of data-parallel rank 0 (None: it tells nothing of its blocks, or
-    not again), `handoff` is host:port of its side channel or bootstrap server. `fingerprint` names model and tokenizer,
+    not again), `handoff` is host:port of its side channel or bootstrap server. `fingerprint` names the tokenizer,
     `compatibility` the layout of its KV: it is handed over only between equal ones. `draining`: it takes no new work.
+    `group` is the worker group of the configuration that it was started from.
+
+    A frontend that shares bookings has a record too: engine `FRONTEND`, its tcp:// address, its number as incarnation.
     """
 
     name: str
@@ -40,6 +48,7 @@ class WorkerRecord:
     engine: str
     url: str
     role: Role
+    group: str | None = None
     models: tuple[str, ...] = ()
     version: str | None = None
     host: str | None = None
@@ -63,6 +72,16 @@ _KEYS: Final = tuple(one.name for one in fields(WorkerRecord))
 def new_incarnation() -> int:
     """One that is higher than any before on hosts whose clocks agree: nanoseconds since 1970."""
     return time.time_ns()
+
+
+def fingerprint_of(folder: Path) -> str | None:
+    """Names the tokenizer of a model's folder: workers and frontends that say the same mean the same by a token id.
+    None where there is no tokenizer.json."""
+    try:
+        text = (folder / "tokenizer.json").read_bytes()
+    except OSError:
+        return None
+    return f"tokenizer:{xxhash.xxh3_128_hexdigest(text)}"
 
 
 def to_plain(record: WorkerRecord) -> dict[str, object]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
 
-from executors.ports import PortNeed
+from executors.ports import LOOPBACK, PortNeed
 from policies.errors import CapabilityError
 from policies.frozen import frozen
 from twin.config import EngineConfig, WorkerGroup
@@ -53,7 +53,7 @@ class Launch:
 @frozen
 class Place:
     """Where a worker runs: its name, the model's folder (or hub name) and the name it is served by, its ports, and a
-    folder of its own (0700), in a path short enough for sockets."""
+    folder of its own (0700), in a path short enough for sockets. `shared`: several processes follow its KV events."""
 
     name: str
     model: str
@@ -62,6 +62,7 @@ class Place:
     folder: str
     lease_s: int = 30
     drain_s: int = 0
+    shared: bool = False
 
 
 def launch(group: WorkerGroup, place: Place) -> Launch:
@@ -140,13 +141,16 @@ def _vllm(group: WorkerGroup, place: Place) -> Launch:
 
 
 def _vllm_events(dp: int, place: Place) -> dict[str, Any]:
-    """One rank publishes over ipc, which vLLM binds; several connect to ports that the follower binds."""
+    """One rank on loopback publishes over ipc, which vLLM binds. Otherwise it connects to ports that the one follower
+    binds; where there are several followers it has to bind, and of tcp it binds nothing but all addresses."""
     ports = place.ports
+    host = "*" if place.shared else ports.host
+    local = dp == 1 and ports.host == LOOPBACK
     return {
         "enable_kv_cache_events": True,
         "publisher": "zmq",
-        "endpoint": f"ipc://{place.folder}/kv" if dp == 1 else f"tcp://{ports.host}:{ports.events}",
-        "replay_endpoint": f"ipc://{place.folder}/replay" if dp == 1 else f"tcp://{ports.host}:{ports.replay}",
+        "endpoint": f"ipc://{place.folder}/kv" if local else f"tcp://{host}:{ports.events}",
+        "replay_endpoint": f"ipc://{place.folder}/replay" if local else f"tcp://{host}:{ports.replay}",
         "topic": f"kv@{place.name}",
         **_BUFFER,
     }

@@ -1,0 +1,66 @@
+"""What the lines of live commands have in common: packages, interpreters of engines, pairs and numbers."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from twin.commands.replay_line import Values
+from twin.errors import CapabilityError, ConfigError
+
+
+def check_packages(command: str) -> None:
+    """Raises CapabilityError where an extra is not installed."""
+    try:
+        import aiohttp  # noqa: F401
+        import fastapi  # noqa: F401
+        import tokenizers  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise CapabilityError(f"twin {command} needs {error.name}: pip install 'dynatwin[live]'") from None
+
+
+def pythons(values: Values) -> dict[str, Path]:
+    """By engine: --python, else DYNATWIN_VLLM_PYTHON and its like, else our own environment if it has the engine."""
+    from importlib.util import find_spec
+
+    found = {}
+    for kind, module in (("vllm", "vllm"), ("sglang", "sglang"), ("trtllm", "tensorrt_llm")):
+        named = os.environ.get(f"DYNATWIN_{kind.upper()}_PYTHON")
+        if named:
+            found[kind] = Path(named)
+        elif find_spec(module) is not None:
+            found[kind] = Path(sys.executable)
+    for kind, path in pairs_of(values, "python"):
+        found[kind] = Path(path)
+    for kind, python in found.items():
+        if not python.exists():
+            raise ConfigError(
+                f"--python {kind}={python}: there is no such file; name the interpreter of its environment"
+            )
+    return found
+
+
+def pairs_of(values: Values, name: str) -> list[tuple[str, str]]:
+    """Of an option NAME=VALUE that may be given several times."""
+    found = []
+    for text in values.get(name, ()):
+        key, equals, value = str(text).partition("=")
+        if not equals or not key or not value:
+            raise ConfigError(f"--{name} {text}: write NAME=VALUE")
+        found.append((key, value))
+    return found
+
+
+def whole_of(values: Values, name: str, usual: int) -> int:
+    """Of an option that is a whole number, 0 or more."""
+    if name not in values:
+        return usual
+    try:
+        value = int(values[name])
+    except ValueError:
+        value = -1
+    if value < 0:
+        raise ConfigError(f"--{name.replace('_', '-')} {values[name]}: must be a whole number, 0 or more")
+    return value

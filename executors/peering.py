@@ -1,0 +1,47 @@
+"""Who the other frontends are whose routers share bookings with ours, as a person writes it. Opens nothing."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from executors.ports import LOOPBACK
+from policies.errors import ConfigError
+from policies.frozen import frozen
+
+
+@frozen
+class Peering:
+    """Who the other frontends are: tcp:// addresses, or the discovery store that all register in. `listen`: host and
+    port of our own socket (port 0: any)."""
+
+    addresses: tuple[str, ...] = ()
+    place: str | None = None
+    listen: tuple[str, int] = (LOOPBACK, 0)
+
+
+def peering(who: str, listen: str | None) -> Peering:
+    """As it stands on a line. Raises ConfigError."""
+    host, port = _host_and_port(listen) if listen is not None else (LOOPBACK, 0)
+    if host in ("0.0.0.0", "::", "*"):
+        raise ConfigError(f"--peer-listen {listen}: give the address of this host that the other frontends reach")
+    if not who.startswith("tcp://"):
+        return Peering(place=who, listen=(host, port))
+    addresses = tuple(one.strip() for one in who.split(","))
+    for one in addresses:
+        parts = urlsplit(one)
+        if parts.scheme != "tcp" or not parts.hostname or parts.port is None or parts.path:
+            raise ConfigError(f"--peers {one}: write tcp://HOST:PORT, several with commas, or a discovery store")
+    if port == 0:
+        raise ConfigError("--peers with addresses: the others have to know ours too; give --peer-listen HOST:PORT")
+    return Peering(addresses=addresses, listen=(host, port))
+
+
+def _host_and_port(text: str) -> tuple[str, int]:
+    parts = urlsplit(f"tcp://{text}")
+    try:
+        port = parts.port
+    except ValueError:
+        port = None
+    if not parts.hostname or port is None or parts.path:
+        raise ConfigError(f"--peer-listen {text}: write HOST:PORT")
+    return parts.hostname, port
