@@ -157,7 +157,7 @@ class WorkerHost:
     async def serve(self, asked_to_end: asyncio.Event) -> None:
         """Until that event. Raises EngineError when every worker has ended by itself."""
         asking = asyncio.ensure_future(asked_to_end.wait())
-        either: set[asyncio.Future[bool] | asyncio.Future[str]] = {asking, self.none_left}
+        either: set[asyncio.Future[Any]] = {asking, self.none_left}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         asking.cancel()
         if self.none_left.done():
