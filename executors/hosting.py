@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from executors.discovery.protocol import LEASE_S, Discovery, Registration, StoreError
 from executors.discovery.record import WorkerRecord, new_incarnation
