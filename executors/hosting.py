@@ -107,6 +107,13 @@ class WorkerHost:
         name, started = self._starter.start(self._group)
         engine = await started
         assert isinstance(engine, Remote)
+        try:
+            await self._register(name, engine)
+        except BaseException:
+            await engine.close()
+            raise
+
+    async def _register(self, name: str, engine: Remote) -> None:
         process = engine.at.process
         assert process is not None
         facts = await engine.ready(self._terms.ready_s)

@@ -44,7 +44,7 @@ def test_a_record_survives_its_writing(record: WorkerRecord) -> None:
     [
         ({"name": "../etc"}, "name = '../etc'"),
         ({"name": 5}, "name = 5 is not a text"),
-        ({"url": "tcp://h:1"}, "url = 'tcp://h:1' is no address"),
+        ({"url": "ipc://h:1"}, "url = 'ipc://h:1' is no address"),
         ({"url": "http://me:secret@h:1"}, "url has a user in it"),
         ({"role": "both"}, "role = 'both' is none of mixed, prefill, decode"),
         ({"models": "tiny"}, "models = 'tiny' is not a list of texts"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -49,6 +50,22 @@ def test_one_rank_of_vllm_publishes_over_ipc_and_several_to_ports_that_we_bind()
     assert table(one, "--kv-events-config")["topic"] == "kv@w-0"
     assert table(two, "--kv-events-config")["endpoint"] == "tcp://127.0.0.1:8001"
     assert table(two, "--kv-events-config")["replay_endpoint"] == "tcp://127.0.0.1:8003"
+
+
+@pytest.mark.parametrize(
+    ("host", "dp", "endpoint"),
+    [
+        ("127.0.0.1", 1, "ipc:///run/w-0/kv"),
+        ("127.0.0.1", 2, "tcp://*:8001"),
+        ("10.0.0.4", 1, "tcp://*:8001"),
+    ],
+)
+def test_vllm_binds_where_several_follow_it(host: str, dp: int, endpoint: str) -> None:
+    ports = replace(PORTS, host=host)
+    place = Place(name="w-0", model="/m", served_as="m", ports=ports, folder="/run/w-0", shared=True)
+    start = launch(WorkerGroup(tp=1, dp=dp, engine=EngineConfig(block_size=32)), place)
+    assert table(start, "--kv-events-config")["endpoint"] == endpoint
+    assert flag(start, "--host") == host
 
 
 def test_events_need_a_cache_to_tell_of() -> None:

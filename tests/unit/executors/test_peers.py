@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,12 @@ from executors.peering import Peering, peering
 from executors.peers import Peers
 from executors.requests import Stream
 from executors.world import LiveWorld
-from policies.cluster.actions import PublishBooking
+from policies.cluster.actions import Action, PublishBooking
 from policies.cluster.blocks import ContentTree
 from policies.cluster.controller import Controller
 from policies.cluster.events import Event, PeerBooking
 from policies.cluster.ids import RequestId, WorkerId
+from policies.cluster.journal import Header, Journal, replay
 from policies.errors import ConfigError
 from policies.router.replicas import Replica
 from twin.config import Config, RouterConfig
@@ -41,6 +42,7 @@ class Router:
 
     def __init__(self, number: int, told: Peering) -> None:
         self.heard: asyncio.Queue[PeerBooking] = asyncio.Queue()
+        self.noted: list[tuple[Event, tuple[Action, ...]]] = []
         policy = build_policy(CONFIG, 32, number=number)
         assert isinstance(policy, Replica)
         self.policy = policy
@@ -53,7 +55,8 @@ class Router:
         self.world.fleet.looks_after = False
         self.peers = Peers(self.world, number, told, "tiny")
 
-    def note(self, event: Event, _: Any) -> None:
+    def note(self, event: Event, actions: Sequence[Action]) -> None:
+        self.noted.append((event, tuple(actions)))
         if isinstance(event, PeerBooking):
             self.heard.put_nowait(event)
 
@@ -210,6 +213,41 @@ def test_an_order_to_nobody_is_no_error(tmp_path: Path) -> None:
         assert a.world.fleet.workers[WorkerId(0)].up.name == "w0"
 
     played(tmp_path, play)
+
+
+def test_the_journal_of_one_router_of_several_gives_the_same_orders_again(tmp_path: Path) -> None:
+    async def play(a: Router, b: Router, servers: list[FakeVllm]) -> None:
+        servers[0].does = "hang"
+        a.ask("a0")
+        await b.bookings(1)
+        assert await worker_of(b.ask("b0")) == "w0"
+        journal = Journal(lines.append, Header(versions={}, config={}, seed=0, policies=()))
+        for event, actions in b.noted:
+            journal.note(event, actions)
+        journal.flush()
+
+    lines: list[str] = []
+    played(tmp_path, play)
+    text = "".join(lines).splitlines()
+    assert sum('"type":"PeerBooking"' in line for line in text) >= 2
+    assert replay(text, [build_policy(CONFIG, 32, number=22)]) is None
+    assert replay(text, [build_policy(CONFIG, 32, number=33)]) is not None, "another router publishes under its number"
+
+
+def test_a_worker_that_tells_nothing_of_its_blocks_does_not_join_a_router_that_goes_by_them() -> None:
+    async def play() -> None:
+        config = Config(router=RouterConfig(mode="kv", index="engine"))
+        clock = WallClock(asyncio.get_running_loop())
+        world = LiveWorld(Controller([build_policy(config, 32)]), clock, ContentTree(32, 32))
+        async with FakeVllm() as server:
+            engine = Vllm(Attached(name="w0", url=server.url, max_num_seqs=8), AMPLE, clock.now)
+            with pytest.raises(ConfigError, match="worker w0 tells nothing of its KV blocks"):
+                await world.fleet.attach(engine, "w0", "pool")
+            assert not world.fleet.workers
+            await engine.close()
+            await world.close()
+
+    asyncio.run(play())
 
 
 @pytest.mark.parametrize(
