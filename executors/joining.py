@@ -25,6 +25,8 @@ from twin.config import WorkerGroup
 
 log = logging.getLogger(__name__)
 
+STORE_S: Final = 10.0
+"""How long a frontend that starts waits to hear who is there."""
 RETRY_S: Final = 5.0
 """Between two tries to reach a worker that the store lists."""
 
@@ -47,7 +49,8 @@ class _Life(NamedTuple):
 
 
 class Joiner:
-    """Brings the workers of `discovery` into the fleet of `world`; `adapter` makes the engine of a record."""
+    """Brings the workers of `discovery` into the fleet of `world`; `adapter` makes the engine of a record. Its first
+    answer may take the store `store_s` seconds."""
 
     def __init__(
         self,
@@ -56,12 +59,14 @@ class Joiner:
         groups: Mapping[str, WorkerGroup],
         expected: Expected,
         adapter: Adapter,
+        store_s: float = STORE_S,
     ) -> None:
         self._world = world
         self._discovery = discovery
         self._groups = dict(groups)
         self._expected = expected
         self._adapter = adapter
+        self._store_s = store_s
         self._watch: Watch | None = None
         self._coming: dict[_Life, asyncio.Task[None]] = {}
         self._there: dict[_Life, LiveWorker] = {}
@@ -72,10 +77,15 @@ class Joiner:
         world.fleet.on_left.append(self._fell)
 
     async def start(self) -> None:
-        """Returns when the store has told who is there. Raises ConfigError for a file that cannot be read."""
-        self._watch = self._discovery.watch()
-        await self._watch.listed()
-        self._world.spawn(self._follow(self._watch))
+        """Returns when the store has told who is there, or does not answer: whoever it lists later joins then. Raises
+        ConfigError for a file that cannot be read."""
+        watch = self._watch = self._discovery.watch()
+        try:
+            async with asyncio.timeout(self._store_s):
+                await watch.listed()
+        except TimeoutError:
+            log.warning("%s does not answer (%s); workers join when it does", self._discovery.name, watch.stale)
+        self._world.spawn(self._follow(watch))
 
     async def close(self) -> None:
         """Look no more. Workers that have joined are the fleet's."""

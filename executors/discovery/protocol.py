@@ -97,8 +97,10 @@ class Watch:
     async def listed(self) -> None:
         """Until the store has told once who is there."""
         waiting = asyncio.ensure_future(self._listed.wait())
-        await asyncio.wait({waiting, self._task}, return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
+        try:
+            await asyncio.wait({waiting, self._task}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
         if self._task.done() and not self._task.cancelled():
             self._task.result()
 

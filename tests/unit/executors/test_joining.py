@@ -199,6 +199,23 @@ def test_a_store_that_cannot_be_read_removes_nobody(tmp_path: Path) -> None:
     played(place, play)
 
 
+def test_a_store_that_is_not_there_at_first_is_waited_for_elsewhere(tmp_path: Path) -> None:
+    async def play() -> None:
+        place = tmp_path / "store"
+        place.mkdir()
+        one = Found(place)
+        place.rename(tmp_path / "away")
+        one.joiner._store_s = 0.1
+        async with asyncio.timeout(LIMIT_S), FakeVllm() as server:
+            await one.joiner.start()
+            (tmp_path / "away").rename(place)
+            await one.register(server)  # type: ignore[arg-type]
+            assert (await one.next(WorkerUp)).name == "w0"
+            await one.close()
+
+    asyncio.run(play())
+
+
 def test_a_worker_that_was_lost_joins_again_while_it_is_listed(tmp_path: Path) -> None:
     async def play(one: Found, server: FakeVllm) -> None:
         await one.register(server)
