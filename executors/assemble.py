@@ -20,12 +20,13 @@ from executors.engines.remote import Attached
 from executors.fleet import Follower, LiveWorker
 from executors.joining import Expected, Joiner
 from executors.leases import LeaseTerms
+from executors.legs import Limits
 from executors.peering import Peering
 from executors.peers import Peers
 from executors.record import LiveRecord
 from executors.service import Service, Wanted
 from executors.starter import HostStarter, Model, adapter
-from executors.world import USUAL, Limits, LiveWorld, Watch
+from executors.world import USUAL, LiveWorld, Watch
 from policies.cluster.actions import PublishBooking
 from policies.cluster.blocks import ContentTree
 from policies.cluster.controller import Controller, Policy

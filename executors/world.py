@@ -14,10 +14,10 @@ from typing import Any
 
 from executors.backend import Ask, End, Outcome
 from executors.clock import Clock, Order, Timer
-from executors.engines.protocol import LegFailed, LegRequest, Moves, Piece
-from executors.fleet import SUSPECT, Fleet, LiveWorker
-from executors.leases import LeaseKey, LeaseLedger, LeaseTerms
-from executors.requests import Content, OpenRequest, RunningLeg, Stream
+from executors.fleet import Fleet
+from executors.leases import LeaseLedger, LeaseTerms
+from executors.legs import Legs, Limits
+from executors.requests import Content, OpenRequest, Stream
 from policies.cluster.actions import (
     Action,
     AddWorker,
@@ -42,8 +42,6 @@ from policies.cluster.controller import Controller
 from policies.cluster.events import (
     BlocksStored,
     Event,
-    FirstToken,
-    PrefillDone,
     RequestArrived,
     RequestCancelled,
     RequestFailed,
@@ -51,29 +49,17 @@ from policies.cluster.events import (
     RequestInterrupted,
     RequestMigrated,
     RequestRejected,
-    RoomReserved,
     TimerFired,
-    TokensEmitted,
     WorkerFenced,
     WorkerUnfenced,
 )
-from policies.cluster.ids import Leg, LossCause, RequestId, WorkerId
+from policies.cluster.ids import LossCause, RequestId, WorkerId
 from policies.cluster.kv_events import KvStored
 from policies.errors import CapabilityError
-from policies.frozen import frozen
 from policies.resilience.carry import carry
 from twin.engine.ticks import not_before
 
 KEPT_DECISIONS = 1000
-
-
-@frozen
-class Limits:
-    """Deadlines of ours, in seconds; None: none. `first_token_s` counts from dispatch, `between_tokens_s` from one
-    piece to the next."""
-
-    first_token_s: float | None = 120.0
-    between_tokens_s: float | None = 60.0
 
 
 USUAL = Limits()
@@ -122,18 +108,16 @@ class LiveWorld:
         self.fleet = Fleet(self)
         self.decided: deque[tuple[float, Action]] = deque(maxlen=KEPT_DECISIONS)
         self.refusing: str | None = None  # why nothing new is taken
-        self._limits = limits
         self._hashes = hashes
         self.ledger = LeaseLedger()
-        self._lease = lease
         self._peers = peers
-        self._watching = watch or Watch()
+        self.watching = watch or Watch()
         self._events: deque[Event] = deque()
         self._pumping = False
         self._timers: dict[str, Timer] = {}
         self._deadlines: dict[RequestId, Timer] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._tells_tokens = controller.wants(TokensEmitted)
+        self.legs = Legs(self, limits, lease)
         self.reads_blocks = any(map(controller.wants, (BlocksStored, KvStored)))
 
     # ------------------------------------------------------------ events in
@@ -160,7 +144,7 @@ class LiveWorld:
             return stream
         request = OpenRequest(ask, now_s, stream, Content(self.tree, ask, hashes=self._hashes))
         self.open[ask.request_id] = request
-        self._watching.arrived(request)
+        self.watching.arrived(request)
         if ask.total_s is not None:
             self._deadlines[ask.request_id] = self.clock.call_at(
                 now_s + ask.total_s, Order.TIMER, lambda: self._too_late(request)
@@ -188,13 +172,13 @@ class LiveWorld:
         """Nobody waits for a request any more: it ends now, and its legs are stopped."""
         request = self.open.get(request_id)
         if request is not None:
-            self._stop_legs(request)
-            self._end(request, "cancelled", reason, "client")
+            self.legs.stop(request)
+            self.end(request, "cancelled", reason, "client")
 
     def _too_late(self, request: OpenRequest) -> None:
         if not request.closed:
-            self._stop_legs(request)
-            self._end(request, "failed", "the request's own time is over", "deadline_exceeded")
+            self.legs.stop(request)
+            self.end(request, "failed", "the request's own time is over", "deadline_exceeded")
 
     # ------------------------------------------------------------ orders out
 
@@ -202,20 +186,20 @@ class LiveWorld:
         match action:
             case Dispatch():
                 self._decide(action)
-                self._dispatch(action)
+                self.legs.dispatch(action)
             case Reject():
                 self._decide(action)
                 request = self.open[action.request_id]
                 request.retry_after_s = action.retry_after_s
-                self._end(request, "rejected", action.reason, action.code)
+                self.end(request, "rejected", action.reason, action.code)
             case Enqueue():
                 self._decide(action)
             case Migrate():
                 self._migrate(action)
             case Fail():
                 request = self.open[action.request_id]
-                self._stop_legs(request)
-                self._end(request, "failed", action.reason, action.code)
+                self.legs.stop(request)
+                self.end(request, "failed", action.reason, action.code)
             case Cancel():
                 self.cancel(action.request_id, action.reason)
             case SetTimer():
@@ -243,7 +227,7 @@ class LiveWorld:
         """Keep an order about a request, for whoever asks why."""
         now_s = self.clock.now()
         self.decided.append((now_s, action))
-        self._watching.ordered(self.open[action.request_id], action, now_s)
+        self.watching.ordered(self.open[action.request_id], action, now_s)
 
     def _set_timer(self, action: SetTimer) -> None:
         known = self._timers.pop(action.name, None)
@@ -256,146 +240,11 @@ class LiveWorld:
         del self._timers[name]
         self.post(TimerFired(at_s=self.clock.now(), name=name))
 
-    # ------------------------------------------------------------ legs
-
-    def _dispatch(self, action: Dispatch) -> None:
-        request = self.open[action.request_id]
-        worker = self.fleet.workers[action.worker_id]
-        now_s = self.clock.now()
-        if request.dispatch_s is None:
-            request.dispatch_s = now_s
-        leg = RunningLeg(action.leg, request.next_leg_id(), worker.worker_id, worker.up.epoch, now_s)
-        request.legs[action.leg] = leg
-        if action.leg is Leg.PREFILL:
-            request.prefill_worker_id = action.worker_id
-        else:
-            request.worker_id = action.worker_id
-        together = worker.engine.moves is Moves.TOGETHER
-        if action.leg is Leg.DECODE and together and Leg.PREFILL not in request.legs:
-            # The meeting point is the prefill worker's, which is chosen now that there is somebody to answer.
-            self.post(RoomReserved(at_s=now_s, request_id=action.request_id, worker_id=action.worker_id))
-            return
-        if action.leg is Leg.PREFILL and together:
-            request.handoff = worker.engine.meeting_point()
-            waiting = request.legs.get(Leg.DECODE)
-            if waiting is not None:
-                self._begin(request, waiting, self.fleet.workers[waiting.worker_id], None)
-        self._begin(request, leg, worker, action.dp_rank)
-
-    def _begin(self, request: OpenRequest, leg: RunningLeg, worker: LiveWorker, dp_rank: int | None) -> None:
-        """Send a leg, and watch it."""
-        ask = request.ask
-        leased = request.lease if leg.leg is Leg.DECODE else None
-        if leased is not None and self.ledger.send(leased, leg.worker_id, self.clock.now()) is not None:
-            # Never try anyway: whose KV it would be by now nobody knows. Whoever answers computes the prompt.
-            request.handoff, request.lease = {}, None
-        path, own = request.content.for_engine(request.isl)
-        left = request.left if ask.out_tokens is None else ask.out_tokens - request.carried
-        asked = LegRequest(
-            leg_id=leg.leg_id,
-            request_id=ask.request_id,
-            leg=leg.leg,
-            token_ids=request.prompt(),
-            max_tokens=1 if leg.leg is Leg.PREFILL else request.left,
-            sampling=ask.sampling,
-            handoff=request.handoff if leg.leg is Leg.DECODE or worker.engine.moves is Moves.TOGETHER else {},
-            dp_rank=dp_rank,
-            lora=ask.lora,
-            cache_salt=ask.cache_salt,
-            priority=ask.priority,
-            path=path,
-            own=own,
-            out_tokens=None if ask.out_tokens is None else 1 if leg.leg is Leg.PREFILL else left,
-        )
-        leg.task = self.spawn(self._run(request, leg, worker, asked))
-        self._watch(request, leg, worker)
-
-    async def _run(self, request: OpenRequest, leg: RunningLeg, worker: LiveWorker, asked: LegRequest) -> None:
-        """One leg to its end; what becomes of the request is posted."""
-        ended: Piece | None = None
-        stream = worker.engine.generate(asked)
-        try:
-            async for piece in stream:
-                if self._is_over(request, leg):
-                    break
-                ended = piece
-                self._on_piece(request, leg, worker, piece)
-        except LegFailed as failed:
-            if not self._is_over(request, leg):
-                self._on_failed(request, leg, worker, failed)
-            return
-        finally:
-            await stream.aclose()
-        if self._is_over(request, leg):
-            return
-        if ended is None or not (ended.finish or ended.prefilled or ended.handoff):
-            cut = LegFailed(LossCause.INCOMPLETE, "the engine's stream ended without an end")
-            self._on_failed(request, leg, worker, cut)
-
-    def _is_over(self, request: OpenRequest, leg: RunningLeg) -> bool:
-        """Whether nobody waits for a leg any more."""
-        return request.closed or request.legs.get(leg.leg) is not leg
-
-    def _on_piece(self, request: OpenRequest, leg: RunningLeg, worker: LiveWorker, piece: Piece) -> None:
-        now_s = self.clock.now()
-        leg.heard_s = now_s
-        worker.heard_s = now_s
-        if piece.cached_tokens is not None and (request.cached_tokens is None or leg.leg is not Leg.DECODE):
-            request.cached_tokens = piece.cached_tokens
-        if leg.leg is Leg.PREFILL:
-            if piece.finish or piece.prefilled or piece.handoff:
-                self._prefilled(request, leg, piece, now_s)
-            return
-        if piece.token_ids:
-            self._emit(request, leg, piece, now_s)
-        if piece.finish is not None:
-            request.legs.pop(leg.leg).over()
-            request.handoff = {}
-            self._end(request, piece.finish, "", "")
-
-    def _prefilled(self, request: OpenRequest, leg: RunningLeg, piece: Piece, now_s: float) -> None:
-        request.handoff = request.handoff or piece.handoff
-        request.prefilled_s = now_s
-        if self._lease is not None and piece.handoff:
-            self.ledger.expire(now_s)
-            request.lease = LeaseKey(leg.worker_id, leg.epoch, leg.leg_id)
-            self.ledger.grant(request.lease, request.ask.request_id, leg.since_s, self._lease)
-        request.legs.pop(Leg.PREFILL).over()
-        self.post(PrefillDone(at_s=now_s, request_id=request.ask.request_id, worker_id=leg.worker_id))
-
-    def _emit(self, request: OpenRequest, leg: RunningLeg, piece: Piece, now_s: float) -> None:
-        """The client is given tokens."""
-        first_of_leg = len(request.emitted) == request.carried
-        self._watching.tokens(request, leg.worker_id, len(piece.token_ids), now_s)
-        request.emitted += piece.token_ids
-        request.last_token_s = now_s
-        request.stream.add(piece, now_s)
-        request_id, worker_id = request.ask.request_id, leg.worker_id
-        if first_of_leg and request.lease is not None:
-            self.ledger.fetched(request.lease)
-            request.lease = None
-        if request.first_token_s is None:
-            request.first_token_s = now_s
-            self.post(FirstToken(at_s=now_s, request_id=request_id, worker_id=worker_id))
-        elif first_of_leg and leg.leg is Leg.AGG:
-            self.post(PrefillDone(at_s=now_s, request_id=request_id, worker_id=worker_id))
-        elif self._tells_tokens:
-            n = len(piece.token_ids)
-            self.post(TokensEmitted(at_s=now_s, request_id=request_id, worker_id=worker_id, n=n))
-
-    def _on_failed(self, request: OpenRequest, leg: RunningLeg, worker: LiveWorker, failed: LegFailed) -> None:
-        """A leg broke: the engine refused it, or something between us did."""
-        if failed.refused and failed.cause is not LossCause.OVERLOAD and not request.emitted:
-            self._stop_legs(request)
-            self._end(request, "rejected", failed.reason, "engine_limit")
-            return
-        if failed.cause in SUSPECT:
-            self.fleet.suspect(worker)
-        self.interrupt(request, leg.worker_id, failed.reason, failed.cause)
+    # ------------------------------------------------------------ requests that go on elsewhere
 
     def interrupt(self, request: OpenRequest, worker_id: Any, reason: str, cause: LossCause) -> None:
         """What was under way for a request is lost; the policies say what becomes of it."""
-        self._stop_legs(request)
+        self.legs.stop(request)
         request.carried = len(request.emitted)
         request.handoff = {}
         request.content.carry(request.ask, request.prompt())
@@ -435,46 +284,9 @@ class LiveWorld:
             )
         )
 
-    def _stop_legs(self, request: OpenRequest) -> None:
-        """Every leg is stopped, wherever it is: its stream is closed, and with it the engine is told."""
-        for leg in list(request.legs.values()):
-            leg.over()
-            if leg.task is not None and leg.task is not asyncio.current_task():
-                leg.task.cancel()
-        if request.lease is not None and Leg.DECODE in request.legs:
-            self.ledger.given_back(request.lease)  # a decode worker lets go of what its client does not want
-        request.lease = None
-        request.legs.clear()
-
-    # ------------------------------------------------------------ deadlines
-
-    def _watch(self, request: OpenRequest, leg: RunningLeg, worker: LiveWorker) -> None:
-        """See again when its deadline would be over if nothing came."""
-        limits, ask = self._limits, request.ask
-        heard_s = leg.heard_s
-        limit_s = limits.between_tokens_s if heard_s is not None else (ask.first_token_s or limits.first_token_s)
-        if limit_s is None:
-            return
-        due_s = (leg.since_s if heard_s is None else heard_s) + limit_s
-        leg.deadline = self.clock.call_at(
-            due_s, Order.TIMER, lambda: self._check(request, leg, worker, heard_s, limit_s)
-        )
-
-    def _check(
-        self, request: OpenRequest, leg: RunningLeg, worker: LiveWorker, heard_s: float | None, limit_s: float
-    ) -> None:
-        if self._is_over(request, leg):
-            return
-        if leg.heard_s != heard_s:
-            self._watch(request, leg, worker)
-            return
-        what = "its first token" if heard_s is None else "another token"
-        reason = f"worker {worker.up.name} did not make {what} within {limit_s:g} s"
-        self._on_failed(request, leg, worker, LegFailed(LossCause.RESPONSE_TIMEOUT, reason))
-
     # ------------------------------------------------------------ ends
 
-    def _end(self, request: OpenRequest, outcome: Outcome, reason: str, code: str) -> None:
+    def end(self, request: OpenRequest, outcome: Outcome, reason: str, code: str) -> None:
         """The one end of a request."""
         request_id, now_s = request.ask.request_id, self.clock.now()
         request.closed = True
@@ -487,7 +299,7 @@ class LiveWorld:
             outcome = "failed"  # the client has been promised an answer before
         end = self._told(request, outcome, reason, code, now_s)
         request.stream.close(end)
-        self._watching.ended(request, end)
+        self.watching.ended(request, end)
         event: Event
         if outcome in ("stop", "length"):
             assert worker_id is not None

@@ -12,9 +12,10 @@ from executors.backend import Ask, End
 from executors.clock import Order
 from executors.engines.mock import MockEngine
 from executors.leases import LeaseTerms
+from executors.legs import Limits
 from executors.requests import OpenRequest, Stream
 from executors.virtual import VirtualClock, run
-from executors.world import USUAL, Limits, LiveWorld, Watch
+from executors.world import USUAL, LiveWorld, Watch
 from policies.cluster.actions import Action, Dispatch
 from policies.cluster.blocks import ContentTree
 from policies.cluster.controller import Controller, Policy

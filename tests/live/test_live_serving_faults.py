@@ -29,7 +29,7 @@ def test_a_hand_off_past_its_lease_is_never_sent_and_the_answer_is_right(engines
         async with engines.mixed("mixed") as whole:
             await whole.complete(tokens, 12)
         async with engines.split() as it:
-            it.cluster.world._lease = LeaseTerms.of(1e-6, health_period_s=1e-7)
+            it.cluster.world.legs.lease = LeaseTerms.of(1e-6, health_period_s=1e-7)
             late = await it.complete(tokens, 12)
             counts = it.cluster.world.ledger.counts()
             assert (counts["ever_sent"], counts["refused"], counts["expired"]) == (0, 1, 1)

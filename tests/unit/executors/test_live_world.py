@@ -9,7 +9,7 @@ from executors.backend import End
 from executors.engines.protocol import LegFailed
 from executors.glance import worker_glance
 from executors.leases import LeaseState, LeaseTerms
-from executors.world import Limits
+from executors.legs import Limits
 from policies.cluster.actions import SetTimer
 from policies.cluster.events import RequestArrived, TimerFired, WorkerLost
 from policies.cluster.ids import LossCause, RequestId, Role, WorkerId
@@ -299,7 +299,7 @@ def test_a_refusal_for_want_of_room_interrupts_and_does_not_reject() -> None:
         request = it.world.open[it.log.events[1].request_id]  # type: ignore[attr-defined]
         (leg,) = request.legs.values()
         worker = it.world.fleet.workers[WorkerId(0)]
-        it.world._on_failed(request, leg, worker, LegFailed(LossCause.OVERLOAD, "full", refused=True))
+        it.world.legs.failed(request, leg, worker, LegFailed(LossCause.OVERLOAD, "full", refused=True))
         await tokens_of(stream)
         assert "RequestInterrupted" in it.log.names()
 
