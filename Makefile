@@ -21,12 +21,12 @@ TEST_READY := $(VENV)/.ready-test
 export PYTHONDONTWRITEBYTECODE :=
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: help install replay test quick test-laws test-live serve-demo nightly lint bench clean
+.PHONY: help install replay test quick test-long test-live serve-demo nightly lint bench clean
 
 help:
 	@echo 'make replay   replay the bundled trace on the default cluster and say where the report is'
 	@echo 'make test     run the tests (about 6 minutes on 2 cores)'
-	@echo 'make test-laws   laws under random programs (about 5 minutes more)'
+	@echo 'make test-long   random programs, whole documents, studies (about 8 minutes more)'
 	@echo 'make quick    run the tests that take less than a few seconds each'
 	@echo 'make test-live   run the tests against real engines, which are installed first (minutes)'
 	@echo 'make serve-demo  serve a tiny model on real engines without a GPU, prefill and decode apart'
@@ -42,13 +42,13 @@ replay: $(READY)
 	@$(BIN)/twin replay $(TRACE) $(ARGS)
 
 test: $(TEST_READY)
-	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m 'not live and not laws' $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m 'not live and not long' $(PYTEST_ARGS)
 
 quick: $(TEST_READY)
-	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m 'not slow and not live and not laws' $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m 'not slow and not live and not long' $(PYTEST_ARGS)
 
-test-laws: $(TEST_READY)
-	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m laws tests/property $(PYTEST_ARGS)
+test-long: $(TEST_READY)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m long $(PYTEST_ARGS)
 
 test-live: $(TEST_READY) $(TINY)/config.json
 	@DYNATWIN_LIVE_STRICT=1 DYNATWIN_VLLM_PYTHON=$(ENGINES)/bin/python DYNATWIN_NIXL_PYTHON=$(ENGINES)/bin/python \

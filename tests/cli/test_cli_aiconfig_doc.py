@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from test_cli_docs import shown_commands
 
+pytestmark = pytest.mark.long
+
 MODULES = {"aiconfig": "aiconfig", "twin": "twin.cli"}
 
 

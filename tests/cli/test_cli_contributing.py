@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from short_trace import cut_bundled_trace
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 ROOMS = ("policies", "traces", "reports", "twin")
 

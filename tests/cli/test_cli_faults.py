@@ -13,6 +13,8 @@ from twin.config_read import load
 from twin.deciding import build_policy
 from twin.drill import Drill
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 TRACE = ROOT / "traces" / "azure.parquet"
 KEYED = ("lost-events", "corrupt-tier")

@@ -13,6 +13,8 @@ from reports.report import Report
 from twin.commands.replay_line import OPTIONS
 from twin.commands.sweep import OF_ONE_RUN, SWEEP_OPTIONS
 
+pytestmark = pytest.mark.long
+
 ROWS = "arrival_s,isl,osl\n" + "".join(f"{at / 20},{100 + 37 * at % 900},{5 + at % 30}\n" for at in range(60))
 GRID = ("--vary", "workers.count=1,2", "--vary", "router.mode=round-robin,random")
 

@@ -11,6 +11,8 @@ import pytest
 from twin.config_read import load
 from twin.replay import Replayed, replay
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 SCENARIOS = ROOT / "docs" / "scenarios"
 

@@ -21,6 +21,8 @@ from policies.cluster.state import ClusterView
 from twin.mocker.demand import Row
 from twin.perf.fixed import FixedLatency
 
+pytestmark = pytest.mark.long
+
 SECONDS_PER_TOKEN = 1e-5
 MEAN_SERVICE_S = 1.0
 

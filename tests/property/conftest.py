@@ -1,4 +1,4 @@
-"""Laws under random programs: `make test-laws`, and with 10,000 examples each `make nightly`."""
+"""Laws under random programs: `make test-long`, and with 10,000 examples each `make nightly`."""
 
 from __future__ import annotations
 
@@ -12,4 +12,4 @@ HERE = Path(__file__).parent
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
-            item.add_marker(pytest.mark.laws)
+            item.add_marker(pytest.mark.long)

@@ -18,7 +18,7 @@ from aiconfig.study import Score, Studied, StudyOptions, run_study
 from policies.errors import CapabilityError, ConfigError
 
 pytest.importorskip("optuna", reason="a study needs optuna: pip install 'dynatwin[study]'")
-pytestmark = pytest.mark.optional
+pytestmark = [pytest.mark.optional, pytest.mark.long]
 
 
 def _names(done: Studied) -> list[str]:

@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 from executors.engines.protocol import Ability
 from executors.frontend.settings import Settings
 
+pytestmark = pytest.mark.long
+
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
 COUNT, BUSY = "/v1/messages/count_tokens", "/busy_threshold"
 ABLE = Settings(debug=True, abilities=frozenset({Ability.GRAMMAR, Ability.LOGPROBS}))

@@ -19,6 +19,8 @@ from executors.frontend.requests.responses import read_responses
 from executors.frontend.requests.rules import Rules
 from executors.frontend.settings import Limits, Settings
 
+pytestmark = pytest.mark.long
+
 schemathesis = pytest.importorskip("schemathesis", reason="requests are drawn by it: pip install 'dynatwin[test]'")
 
 ABLE = Settings(debug=True, abilities=frozenset({Ability.GRAMMAR, Ability.LOGPROBS}))

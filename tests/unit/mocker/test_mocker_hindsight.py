@@ -10,6 +10,8 @@ from reports.record import RunRecord
 from twin.config_read import load
 from twin.replay import Replayed, replay
 
+pytestmark = pytest.mark.long
+
 
 def replayed(folder: Path, rows: str, *sets: str, explain: bool = True, leap: bool = True, **flags: object) -> Replayed:
     trace = folder / "t.csv"
