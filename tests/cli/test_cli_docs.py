@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -74,6 +75,28 @@ def test_make_knows_every_target_that_is_shown(root: Path) -> None:
         assert done.returncode == 0, done.stderr
 
 
+def made_model(folder: Path) -> None:
+    """A folder with a tokenizer, which is all that a plan asks of a checkpoint."""
+    from tokenizers import Tokenizer, models
+
+    folder.mkdir()
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    (folder / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
+
+
+def serves(line: str, folder: Path, env: dict[str, str]) -> None:
+    """The command comes up, says that it is ready, and ends as it should when it is interrupted."""
+    command = [*shlex.split(line, comments=True), "--port", "0", "--grace", "0", "--quiet"]
+    process = subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert any('"ready"' in told for told in process.stdout), process.communicate()[1]
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
 @pytest.mark.slow
 def test_the_commands_of_the_readme_run(root: Path, tmp_path: Path) -> None:
     cut_bundled_trace(root, tmp_path)
@@ -81,17 +104,24 @@ def test_the_commands_of_the_readme_run(root: Path, tmp_path: Path) -> None:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     lines = [line for line in shown_commands(root / "README.md") if not line.startswith(("make ", ". "))]
     assert sum(line.startswith("twin ") for line in lines) >= 5
-    for line in lines:
+    env = {**os.environ, "PATH": path, "DYNATWIN_VLLM_PYTHON": sys.executable}
+    made_model(tmp_path / "llama")
+    for shown in lines:
+        line = shown.replace("/models/llama", str(tmp_path / "llama"))
+        if line.startswith("twin serve") and "--plan" not in line:
+            serves(line, tmp_path, env)
+            continue
         done = subprocess.run(
             ["bash", "-c", line],
             cwd=tmp_path,
-            env={**os.environ, "PATH": path},
+            env=env,
             capture_output=True,
             text=True,
             check=False,
         )
         assert done.returncode in ((0, 3) if "--sla" in line else (0,)), f"{line}\n{done.stderr}"
-        assert done.stderr == "" or line.startswith("twin import"), f"{line}\n{done.stderr}"
+        says = ("twin import", "twin serve")  # what they changed or left out
+        assert done.stderr == "" or line.startswith(says), f"{line}\n{done.stderr}"
 
 
 @pytest.mark.slow
