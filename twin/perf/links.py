@@ -173,7 +173,8 @@ class Fluid:
         self._now_s = 0.0
         self._exact_s = 0.0  # when shared bandwidth last changed hands; up to half a nanosecond after `_now_s`
         self._started = 0
-        self._waiting: dict[int, Flow] | None = None  # newcomers of this instant, while rates wait for the rest of it
+        self._shares_later = False  # more is happening at this instant: rates change once, at its end
+        self._newcomers: dict[int, Flow] = {}
         self._touched: dict[int, Lane] = {}
         self.live = 0
 
@@ -236,13 +237,13 @@ class Fluid:
             flow._version += 1
             if flow.shares:
                 self._exact_s = max(self._exact_s, due_s)
-            if self._waiting is None:
-                self._waiting = {}
+            self._shares_later = True
             if flow.flows:
                 self._finish(flow, due_s)
             else:
                 self._join(flow, due_s)
-            if self._next_due_s() != due_s:  # what happens at one instant changes hands once
+            if self._next_due_s() != due_s:
+                self._shares_later = False
                 self._share_out(due_s)
         self._now_s = max(self._now_s, now_s)
 
@@ -349,22 +350,18 @@ class Fluid:
         more of it may follow."""
         for lane in touched:
             self._touched[lane.index] = lane
-        waits = self._waiting is not None
         if newcomer is not None:
-            self._waiting = self._waiting or {}
-            self._waiting[newcomer.seq] = newcomer
-        if not waits:
+            self._newcomers[newcomer.seq] = newcomer
+        if not self._shares_later:
             self._share_out(at_s)
 
     def _share_out(self, at_s: float) -> None:
         """Rates for everybody whom the changes of this instant can reach."""
-        newcomers, touched = self._waiting or {}, self._touched
-        self._waiting = None
-        if not touched and not newcomers:
+        if not self._touched and not self._newcomers:
             return
-        self._touched = {}
-        flows = _reached(touched.values())
-        flows.update(newcomers)
+        flows = _reached(self._touched.values())
+        flows.update(self._newcomers)
+        self._touched, self._newcomers = {}, {}
         for flow, rate in _fair_rates(flows.values()):
             if rate != flow.rate_bytes_per_s:
                 flow.settle(at_s)
