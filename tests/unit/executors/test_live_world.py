@@ -342,11 +342,13 @@ def test_the_loss_of_the_worker_that_holds_kv_voids_it() -> None:
 
     async def main(it: Live) -> None:
         it.ask("a", 100, 200)
-        it.at(0.05, lambda: it.ask("b", range(5000, 5100), 3))
-        await it.until(0.35)
+        it.at(1.6, lambda: it.ask("b", range(5000, 5100), 3))
+        await it.until(1.75)
         held = it.world.ledger.counts()
         assert held["granted"] == 2
-        it.world.fleet.lose(it.world.fleet.workers[WorkerId(0)], "killed")
+        assert held["held"] + held["sent"] == 1
+        request = it.world.open[RequestId("b")]
+        it.world.fleet.lose(it.world.fleet.workers[request.prefill_worker_id], "killed")  # type: ignore[index]
         counts = it.world.ledger.counts()
         assert counts["held"] == 0
         assert counts["void"] == held["held"] + held["sent"]
