@@ -63,7 +63,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """What was skipped guards nothing: where all must run, that is a failure."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     skipped = reporter.stats.get("skipped", []) if reporter is not None else []
-    if os.environ.get("DYNATWIN_LIVE_STRICT") and any("live" in report.keywords for report in skipped):
+    # A module that skips itself while it is collected has a report without keywords, and guards nothing here: those
+    # of this folder decide inside their fixtures.
+    if os.environ.get("DYNATWIN_LIVE_STRICT") and any("live" in getattr(report, "keywords", ()) for report in skipped):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
