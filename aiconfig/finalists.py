@@ -125,6 +125,7 @@ def _runs(turn: Turn, simulate: Simulate) -> Searched:
             turn.load,
             lambda run: judge(run, sla).kept and not (request.strict and run.beyond),
             excess=lambda run: _worst_excess(judge(run, sla)),
+            hint=lambda run: _asymptote(run, judge(run, sla)),
         )
     estimate = at(turn.load)
     return Searched(best=estimate, runs=() if estimate is None else (estimate,))
@@ -134,6 +135,16 @@ def _worst_excess(judgement: Judgement) -> float:
     """Of the limit that binds; not a number where it is not judged."""
     binding = judgement.binding
     return math.nan if binding is None or binding.excess is None else binding.excess
+
+
+def _asymptote(run: Estimate, judgement: Judgement) -> float:
+    """Users at whom the limit on a wait that binds would just be kept: beyond its knee a closed loop gives every
+    further user the same throughput to share, so by Little's law a wait grows by 1 / throughput a user. Not a number
+    for other limits and in an open loop."""
+    binding, users = judgement.binding, run.load.users
+    if binding is None or users is None or binding.value is None or binding.slo.metric not in ("ttft", "e2e"):
+        return math.nan
+    return users - (binding.value - binding.slo.limit) * run.requests_per_s
 
 
 def shortlist(request: SearchRequest, ranked: list[Scored]) -> list[Scored]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
 from aiconfig.candidate import Candidate
 from aiconfig.closed_form import ClosedForm
 from aiconfig.estimate import Estimate, Load
 from aiconfig.judge import screened
+from aiconfig.load_steps import Look, next_size
 from aiconfig.memory import Fit
 from policies.frozen import frozen
 from reports.sla import Sla
@@ -22,8 +23,6 @@ RATE_STEPS: Final = 1000
 """Rates are searched in thousandths of the largest one that is served."""
 SIMULATED_RUNS: Final = 7
 """Runs of one candidate at most."""
-TOLERANCE: Final = 1.05
-"""How far the load that is found may be below one that breaks a limit."""
 
 
 def closed_form_load(
@@ -85,71 +84,39 @@ def simulated_load(
     keeps: Callable[[Estimate], bool],
     runs: int = SIMULATED_RUNS,
     excess: Callable[[Estimate], float] | None = None,
+    hint: Callable[[Estimate], float] | None = None,
 ) -> Searched:
     """Between the largest load that kept the limits and the smallest that broke one, until they are within a twentieth.
 
     From `start` downwards if it breaks a limit, up to 4 times it if not. `excess` says how far a run is beyond its
-    limits (below 0: inside), which tells where to look next; without it loads are halved in their logarithm.
+    limits (below 0: inside), `hint` at which load it would be just inside (`load_steps.Look`), which tells where to
+    look next; without them loads are halved in their logarithm.
     `simulate` returns None for a load that a run does not survive; that counts as broken.
     """
     made: list[Estimate] = []
     best: Estimate | None = None
-    unit, users = _size(start), start.users is not None
-    low = high = _UNKNOWN
-    share, streak = 1.0, 0
-    tried: set[float] = set()
-    while len(tried) < runs:
-        load = Load(users=max(1, round(unit * share))) if users else Load(rps=unit * share)
-        if _size(load) in tried:
-            break
-        tried.add(_size(load))
+    looks: list[Look] = []
+    users = start.users is not None
+    size: float | None = _size(start)
+    while size is not None and len(looks) < runs:
+        load = Load(users=round(size)) if users else Load(rps=size)
         estimate = simulate(load)
-        if estimate is not None:
-            made.append(estimate)
-        beyond = math.nan if estimate is None or excess is None else excess(estimate)
-        if estimate is not None and keeps(estimate):
-            best, low, streak = estimate, _Edge(share, beyond), max(1, streak + 1)
+        if estimate is None:
+            looks.append(Look(size=_size(load), kept=False))
         else:
-            high, streak = _Edge(share, beyond), min(-1, streak - 1)
-        if low.share and high.share and high.share / low.share < TOLERANCE:
-            break
-        share = _next(low, high, streak)
-        if share > 4.0:
-            break
+            made.append(estimate)
+            looks.append(
+                Look(
+                    size=_size(load),
+                    kept=keeps(estimate),
+                    excess=math.nan if excess is None else excess(estimate),
+                    hint=math.nan if hint is None else hint(estimate),
+                )
+            )
+            if looks[-1].kept and (best is None or _size(best.load) < _size(load)):
+                best = estimate
+        size = next_size(looks, whole=users)
     return Searched(best=best, runs=tuple(made))
-
-
-class _Edge(NamedTuple):
-    """A share of the start (0: not known), and how far its run was beyond the limits (not a number: not known)."""
-
-    share: float
-    excess: float
-
-    @property
-    def log(self) -> float:
-        """The excess such that a power law of the load is a straight line."""
-        return math.log1p(self.excess) if -1.0 < self.excess < math.inf else math.nan
-
-
-_UNKNOWN: Final = _Edge(0.0, math.nan)
-
-
-def _next(low: _Edge, high: _Edge, streak: int) -> float:
-    """The share to look at; `streak` is how often in a row loads kept the limits (below 0: broke them)."""
-    if not high.share:
-        steep = math.exp(-low.log / 2.0)  # a latency that rises with the square of the load
-        return low.share * (1.3 if math.isnan(steep) else min(max(steep, 1.08), 1.6))
-    if not low.share:
-        steep = math.exp(-high.log / 2.0)
-        # A second miss in a row says that the first guess was too careful.
-        return high.share * (0.5 if math.isnan(steep) or high.share < 0.9 else min(max(steep, 0.5), 0.92))
-    between = -low.log / (high.log - low.log) if high.log > low.log else math.nan
-    part = 0.5 if math.isnan(between) else min(max(between, 0.15), 0.85)
-    if streak > 1:  # the edge that stays is far: a law that is steep there draws a straight line too short
-        part = max(part, 0.6)
-    elif streak < -1:
-        part = min(part, 0.4)
-    return float(low.share * (high.share / low.share) ** part)
 
 
 def _size(load: Load) -> float:

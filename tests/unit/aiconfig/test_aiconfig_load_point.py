@@ -91,3 +91,42 @@ def test_a_run_that_cannot_be_made_counts_as_broken() -> None:
     found = simulated_load(lambda load: None, Load(users=64), lambda one: True)
     assert found.best is None
     assert found.runs == ()
+
+
+@given(
+    knee=st.floats(5.0, 400.0),
+    idle_s=st.floats(0.1, 1.5),
+    rps=st.floats(0.5, 20.0),
+    start=st.floats(0.6, 1.8),
+)
+def test_a_wait_that_grows_by_littles_law_is_found_in_few_runs(
+    knee: float, idle_s: float, rps: float, start: float
+) -> None:
+    """A closed loop: no wait below its knee, 1 / throughput more for each user beyond it."""
+    limit_s = 2.0
+
+    def wait_s(users: float) -> float:
+        return idle_s + max(0.0, users - knee) / rps
+
+    def simulate(load: Load) -> Estimate:
+        assert load.users is not None
+        return estimated(agg(), load=load, level=MEASURED, ttft={"p95": wait_s(load.users)}, requests_per_s=rps)
+
+    def value(run: Estimate) -> float:
+        return run.value("ttft", "p95") or 0.0
+
+    edge = knee + (limit_s - idle_s) * rps
+    first = max(1, round(start * edge))
+    found = simulated_load(
+        simulate,
+        Load(users=first),
+        lambda run: value(run) <= limit_s,
+        excess=lambda run: value(run) / limit_s - 1.0,
+        hint=lambda run: (run.load.users or 0) - (value(run) - limit_s) * run.requests_per_s,
+    )
+    assert found.best is not None
+    assert found.best.load.users is not None
+    assert edge / 1.05 - 1.0 < found.best.load.users <= edge
+    assert len(found.runs) <= SIMULATED_RUNS
+    if first > edge and edge > 40.0:  # the asymptote, one below it, and at most two that close the gap
+        assert len(found.runs) <= 4
