@@ -13,6 +13,7 @@ from executors.clock import Order
 from executors.engines.protocol import LegFailed, LegRequest, Moves, Piece
 from executors.fleet import SUSPECT, LiveWorker
 from executors.leases import LeaseKey, LeaseTerms
+from executors.prefill_gate import PrefillGate
 from executors.requests import OpenRequest, RunningLeg
 from policies.cluster.actions import Dispatch
 from policies.cluster.events import FirstToken, PrefillDone, RoomReserved, TokensEmitted
@@ -39,6 +40,7 @@ class Legs:
         self._world = world
         self._limits = limits
         self.lease = lease
+        self.gate = PrefillGate()
         self._tells_tokens = world.controller.wants(TokensEmitted)
 
     def dispatch(self, action: Dispatch) -> None:
@@ -90,7 +92,16 @@ class Legs:
             own=own,
             out_tokens=None if ask.out_tokens is None else 1 if leg.leg is Leg.PREFILL else left,
         )
-        leg.task = self._world.spawn(self._run(request, leg, worker, asked))
+
+        def send() -> None:
+            leg.sent_s = self._world.clock.now()
+            leg.task = self._world.spawn(self._run(request, leg, worker, asked))
+
+        if leg.leg is Leg.PREFILL and self.lease is not None and worker.engine.moves is not Moves.TOGETHER:
+            step_tokens = worker.facts.max_batched_tokens
+            leg.turn = self.gate.enter(leg.worker_id, len(asked.token_ids), step_tokens, send)
+        else:
+            send()
         self._watch(request, leg, worker)
 
     async def _run(self, request: OpenRequest, leg: RunningLeg, worker: LiveWorker, asked: LegRequest) -> None:
@@ -142,7 +153,8 @@ class Legs:
         if self.lease is not None and piece.handoff:
             self._world.ledger.expire(now_s)
             request.lease = LeaseKey(leg.worker_id, leg.epoch, leg.leg_id)
-            self._world.ledger.grant(request.lease, request.ask.request_id, leg.since_s, self.lease)
+            since_s = leg.since_s if leg.sent_s is None else leg.sent_s
+            self._world.ledger.grant(request.lease, request.ask.request_id, since_s, self.lease)
         request.legs.pop(Leg.PREFILL).over()
         self._world.post(PrefillDone(at_s=now_s, request_id=request.ask.request_id, worker_id=leg.worker_id))
 

@@ -10,6 +10,7 @@ from executors.backend import Ask, Delta, End
 from executors.clock import Timer
 from executors.engines.protocol import NOTHING, Logprob, Piece
 from executors.leases import LeaseKey
+from executors.prefill_gate import Pass
 from policies.cluster.blocks import NO_BLOCKS, BlockPath, Branch, ContentTree
 from policies.cluster.hashing import base_seed, local_hashes
 from policies.cluster.ids import BlockHash, Leg, WorkerId
@@ -69,16 +70,23 @@ class RunningLeg:
     worker_id: WorkerId
     epoch: int
     since_s: float
+    sent_s: float | None = None
+    """When its engine was told; None while it waits for its turn."""
     task: asyncio.Task[None] | None = None
     heard_s: float | None = None
     """When it last made something; None before that."""
     deadline: Timer | None = None
+    turn: Pass | None = None
+    """Its place at a worker that keeps KV for so long only."""
 
     def over(self) -> None:
         """Nobody waits for it any more: nothing of it is kept until a deadline."""
         if self.deadline is not None:
             self.deadline.cancel()
             self.deadline = None
+        if self.turn is not None:
+            self.turn.over()
+            self.turn = None
 
 
 @dataclass(slots=True)

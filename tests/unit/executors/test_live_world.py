@@ -337,6 +337,59 @@ def test_kv_past_its_lease_is_never_asked_for_and_the_prompt_is_computed_again()
     assert live(main, split(), roles=(Role.PREFILL, Role.DECODE), lease=leased(0.2)) == live(whole)
 
 
+def test_prompts_that_would_outlast_their_lease_in_a_workers_queue_wait_in_front_of_it() -> None:
+    """Thirty prompts of 0.5 s each at once and a lease of 4 s: none is computed twice, and none waits longer for it."""
+
+    async def main(it: Live) -> None:
+        for number in range(30):
+            it.ask(str(number), range(1000 * number + 5000, 1000 * number + 5500), 2)
+        assert it.world.legs.gate.waiting(WorkerId(0)) == 28
+        await it.until(20.0)
+        counts = it.world.ledger.counts()
+        assert (counts["granted"], counts["fetched"], counts["refused"], counts["expired"]) == (30, 30, 0, 0)
+        assert len(it.ends) == 30
+        assert max(end.timing["ttft_s"] for end in it.ends.values()) == pytest.approx(15.0, abs=0.1)
+        assert it.world.legs.gate.waiting(WorkerId(0)) == 0
+
+    live(main, split(), roles=(Role.PREFILL, Role.DECODE), lease=leased(4.0), max_num_batched_tokens=512)
+
+
+def test_a_client_that_leaves_in_front_of_a_worker_makes_room_for_the_next() -> None:
+    async def main(it: Live) -> None:
+        for number in range(6):
+            it.ask(str(number), range(1000 * number + 5000, 1000 * number + 5500), 2)
+        it.at(0.2, lambda: [it.world.cancel(RequestId(name)) for name in ("0", "3", "4")])
+        await it.until(5.0)
+        assert {name: end.outcome for name, end in it.ends.items()} == {
+            **dict.fromkeys("034", "cancelled"),
+            **dict.fromkeys("125", "length"),
+        }
+        assert it.world.ledger.counts()["granted"] == 3
+        load = await it.engines[0].load()
+        assert (load.running, load.waiting, load.active_blocks) == (0, 0, 0)
+
+    live(main, split(), roles=(Role.PREFILL, Role.DECODE), lease=leased(10.0), max_num_batched_tokens=512)
+
+
+def test_the_deadline_of_a_prefill_that_waits_in_front_of_its_worker_is_ours_too() -> None:
+    async def main(it: Live) -> None:
+        for number in range(4):
+            it.ask(str(number), range(1000 * number + 5000, 1000 * number + 5500), 2)
+        await it.until(30.0)
+        late = [event for event in it.log.events if isinstance(event, RequestInterrupted)]
+        assert [(one.request_id, one.at_s, one.cause) for one in late[:2]] == [
+            ("2", 1.2, LossCause.RESPONSE_TIMEOUT),  # under way
+            ("3", 1.2, LossCause.RESPONSE_TIMEOUT),  # in front of it
+        ]
+        assert len(it.ends) == 4
+        assert it.world.legs.gate.waiting(WorkerId(0)) == 0
+
+    limits = Limits(first_token_s=1.2)
+    live(
+        main, split(), roles=(Role.PREFILL, Role.DECODE), lease=leased(10.0), max_num_batched_tokens=512, limits=limits
+    )
+
+
 def test_the_loss_of_the_worker_that_holds_kv_voids_it() -> None:
     """The only decode worker has no room, so the KV of the second prompt is still on its prefill worker."""
 
