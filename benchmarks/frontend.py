@@ -1,12 +1,16 @@
 """What the frontend costs: latency that it adds, requests and streamed tokens for each second of its CPU time.
 
 Behind it is a backend that answers at once, so everything measured is the frontend (and the loopback, and this client,
-which is a process of its own). An engine's own server under the same load, for its CPU time and latency:
+which is a process of its own):
 
     python benchmarks/frontend.py
-    python benchmarks/frontend.py --engine http://127.0.0.1:8001 --model tiny --pid 4242 --pid 4243
 
-`--pid`: processes whose CPU time counts, those that their server consists of.
+Beside it, under the same load, the server of vLLM in front of its own engine, and the frontend in front of that very
+server (`twin serve --live --attach`), which shows what it adds. An engine of a tiny model on the CPU is started for it;
+only the processes of HTTP servers count as CPU time, its engine's does not:
+
+    python benchmarks/frontend.py --vllm PYTHON --checkpoint DIR
+    python benchmarks/frontend.py --engine http://127.0.0.1:8001 --model tiny --pid 4242     # a server that runs
 """
 
 from __future__ import annotations
@@ -15,15 +19,18 @@ import argparse
 import asyncio
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 from measure import show
 
@@ -33,6 +40,7 @@ from executors.mock_model import NAME, READABLE
 WORD = "apple "
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 LISTENING = "listening on "
+CONFIG = Path(__file__).resolve().parent.parent / "tools" / "live" / "one.toml"
 
 
 class AtOnce:
@@ -167,11 +175,12 @@ async def load(target: Target, requests: int, clients: int, max_tokens: int, *, 
     return {**made, "events": events} if stream else made
 
 
-async def figures(target: Target, requests: int, clients: int) -> dict[str, object]:
+async def figures(target: Target, requests: int, clients: int, words: int = 4096) -> dict[str, object]:
+    """`words`: of the long prompt."""
     await load(target, max(requests // 10, 2), clients, 2, stream=False)  # warm
     return {
         "whole answer, prompt of 128 words": await latency(target, requests, WORD * 128, stream=False),
-        "whole answer, prompt of 4096 words": await latency(target, requests, WORD * 4096, stream=False),
+        f"whole answer, prompt of {words} words": await latency(target, requests, WORD * words, stream=False),
         "first token of a stream, 128 words": await latency(target, requests, WORD * 128, stream=True),
         "requests": await load(target, 4 * requests, clients, 1, stream=False),
         "streamed tokens": await load(target, max(requests // 10, 2), clients, 500, stream=True),
@@ -193,6 +202,72 @@ def own() -> Iterator[Target]:
         child.wait()
 
 
+@contextmanager
+def engine(python: Path, checkpoint: Path) -> Iterator[Target]:
+    """A server of vLLM on the CPU, as `twin serve` starts it; its HTTP server is the process that was started, the
+    engine a child of it."""
+    from executors.starter import HostStarter, Model
+    from twin.config_read import load
+
+    pool = load(CONFIG, {}, ["allow_no_effect=true"]).workers[0]
+    model = Model(checkpoint=str(checkpoint), served_as=checkpoint.name)
+    with tempfile.TemporaryDirectory(prefix="frontend-") as folder:
+        starter = HostStarter({"pool": pool}, model, {"vllm": python}, lambda: 0.0, Path(folder))
+        planned = starter.plan()[0]
+        log = Path(folder) / "engine.log"
+        env = {**os.environ, **planned.env}
+        with log.open("wb") as out:
+            child = subprocess.Popen(planned.command, stdout=out, stderr=out, env=env, start_new_session=True)
+        url = f"http://127.0.0.1:{planned.command[planned.command.index('--port') + 1]}"
+        try:
+            _until_healthy(url, child, log)
+            yield Target(url, checkpoint.name, (child.pid,))
+        finally:
+            os.killpg(child.pid, signal.SIGTERM)
+            child.wait()
+
+
+def _until_healthy(url: str, child: subprocess.Popen[bytes], log: Path) -> None:
+    while child.poll() is None:
+        with suppress(OSError), urlopen(f"{url}/health", timeout=5) as answer:
+            if answer.status == 200:
+                return
+        time.sleep(0.5)
+    sys.exit(f"the engine ended with {child.returncode}: {log.read_text(errors='replace')[-2000:]}")
+
+
+@contextmanager
+def before(other: Target, checkpoint: Path) -> Iterator[Target]:
+    """Our frontend, live, in front of a server that runs."""
+    line = [sys.executable, "-m", "twin.cli", "serve", "--live", "--config", str(CONFIG), "--tokenizer",
+            str(checkpoint), "--attach", f"pool={other.url}", "--port", "0"]  # fmt: skip
+    child = subprocess.Popen(line, stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout is not None
+        url = ""
+        for told in child.stdout:
+            if told.startswith(LISTENING):
+                url = told.removeprefix(LISTENING).strip()
+            if told.startswith("ready"):
+                break
+        else:
+            sys.exit("the frontend did not become ready")
+        yield Target(url, checkpoint.name, (child.pid,))
+    finally:
+        child.send_signal(signal.SIGINT)
+        child.wait()
+
+
+def beside(python: Path, checkpoint: Path, requests: int, clients: int) -> dict[str, object]:
+    """The same load on vLLM's own server, and on ours in front of it."""
+    words = 512  # the tiny model takes 4,096 tokens
+    with engine(python, checkpoint) as theirs:
+        found: dict[str, object] = {"vLLM alone": asyncio.run(figures(theirs, requests, clients, words))}
+        with before(theirs, checkpoint) as ours:
+            found["dynatwin in front of it"] = asyncio.run(figures(ours, requests, clients, words))
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=500, help="one after another; other loads have a share of it")
@@ -200,19 +275,26 @@ def main() -> None:
     parser.add_argument("--engine", help="URL of another server to measure instead")
     parser.add_argument("--model", default=NAME)
     parser.add_argument("--pid", type=int, action="append", default=[])
+    parser.add_argument("--vllm", type=Path, help="interpreter of the environment that vLLM for the CPU is in")
+    parser.add_argument("--checkpoint", type=Path, help="folder of the tiny model (tools/live/make_tiny_model.py)")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         asyncio.run(serve())
         return
-    if options.engine:
+    if (options.vllm is None) != (options.checkpoint is None):
+        parser.error("--vllm and --checkpoint go together")
+    if options.vllm:
+        found = beside(options.vllm, options.checkpoint, options.requests, options.clients)
+    elif options.engine:
         found = asyncio.run(
             figures(Target(options.engine, options.model, tuple(options.pid)), options.requests, options.clients)
         )
     else:
         with own() as target:
             found = asyncio.run(figures(target, options.requests, options.clients))
-    show("frontend", {"server": options.engine or "dynatwin", "clients": options.clients, **found})
+    server = "vLLM and dynatwin" if options.vllm else options.engine or "dynatwin"
+    show("frontend", {"server": server, "clients": options.clients, **found})
 
 
 if __name__ == "__main__":
