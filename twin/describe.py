@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
+from typing import Protocol
 
 from policies.cluster.controller import Policy
 from reports.report import GroupMeta, LatencyMeta, PowerMeta, RunMeta, StartMeta, TraceMeta, WorkerMeta
 from reports.routing import prompt_counters
-from traces.load import Trace
+from traces.options import TraceInfo
 from twin.cluster import PEER, Group, power_of, startup_of
 from twin.config import Config, KvbmConfig, WorkerGroup
 from twin.config_text import to_plain
@@ -41,10 +42,23 @@ NO_KEYS_WARNING = (
 )
 
 
+class Demanded(Protocol):
+    """What a run says of the demand that it had: a `traces.load.Trace`, or clients."""
+
+    @property
+    def info(self) -> TraceInfo: ...
+
+    @property
+    def skipped(self) -> Mapping[str, int]: ...
+
+    @property
+    def remarks(self) -> Mapping[str, int]: ...
+
+
 def describe_run(
     config: Config,
     groups: tuple[Group, ...],
-    trace: Trace,
+    trace: Demanded,
     policy: Policy,
     *,
     hash_known: bool,
@@ -225,7 +239,7 @@ def _on(flag: bool) -> str:
     return "on" if flag else "off"
 
 
-def _trace_meta(trace: Trace) -> TraceMeta:
+def _trace_meta(trace: Demanded) -> TraceMeta:
     info = trace.info
     remarks = tuple(f"{what}: {count:,} rows" for what, count in sorted(trace.remarks.items()))
     return TraceMeta(
@@ -251,7 +265,7 @@ def _latency_meta(group: Group) -> LatencyMeta:
     )
 
 
-def _warnings(config: Config, trace: Trace, policy: Policy, *, hash_known: bool) -> tuple[str, ...]:
+def _warnings(config: Config, trace: Demanded, policy: Policy, *, hash_known: bool) -> tuple[str, ...]:
     warnings = []
     if trace.skipped:
         left_out = ", ".join(f"{count:,} {reason}" for reason, count in sorted(trace.skipped.items()))

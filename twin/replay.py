@@ -30,16 +30,15 @@ from traces.load import ReadOptions, Trace, open_trace
 from traces.transform import transform
 from twin import __version__
 from twin.calibrated import refuse_beyond, warnings_beyond
-from twin.cluster import Group, build_groups
+from twin.cluster import Group
 from twin.config import Config, TraceConfig
 from twin.config_text import to_plain, to_toml
 from twin.deciding import build_policy
 from twin.describe import describe_run, starts_meta
 from twin.errors import Stopped
-from twin.link_use import uses_links
-from twin.mocker.clock import Clock
 from twin.mocker.demand import Demand
-from twin.mocker.world import MockWorld, Observation
+from twin.mocker.world import MockWorld
+from twin.wiring import Cluster, build_cluster, observation
 
 if TYPE_CHECKING:
     from policies.cluster.journal import Journal
@@ -47,11 +46,7 @@ if TYPE_CHECKING:
     from twin.drill import Drill
     from twin.hindsight import Hindsight
     from twin.ideal import IdealCache
-    from twin.mocker.handoff import HandoffPlan
-    from twin.mocker.links import Network
     from twin.mocker.routersync import SyncPlan
-    from twin.perf.links import Link
-    from twin.topology import Topology
 
 CONFIG_TOML = "config.toml"
 JOURNAL = "journal.jsonl"
@@ -138,23 +133,8 @@ def _replay(
         raise ConfigError("router.mode = direct: no trace names a worker for each request; choose another mode")
     sla = parse_sla(config.sla) if config.sla is not None else None
     trace = open_trace(config.trace.path, read_options(config.trace))
-    groups = build_groups(config, leap=leap)
-    if config.is_disaggregated:
-        from twin.legs import priced_for_legs
-
-        groups = priced_for_legs(config, groups)
-    topology = None
-    if uses_links(config):
-        from twin.topology import build_topology, wired
-
-        topology = build_topology(config, groups)
-        groups = tuple(wired(group, topology) for group in groups)
-    tier_links: tuple[Link, ...] = ()
-    if any(group.config.kvbm.has_tiers for group in groups):
-        from twin import tiering
-
-        tier_links = tiering.tier_links(groups)
-        groups = tiering.tiered(groups)
+    cluster = build_cluster(config, leap=leap)
+    groups = cluster.groups
     _check_warmup(config.trace, trace)
     refuse_beyond(groups, trace)
     policy = build_policy(config, groups[0].settings.block_size, explain=explain)
@@ -170,7 +150,7 @@ def _replay(
                 hindsight = _hindsight(policy, config, trace) if explain else None
                 decides = hindsight or policy
                 controller = Controller([decides], sink) if drill is None else drill.controller(decides, sink)
-                world = _world(config, trace, groups, topology, tier_links, controller, writer, progress, drill)
+                world = _world(config, trace, cluster, controller, writer, progress, drill)
                 if hindsight is not None:
                     hindsight.world = world
                 onlookers = _Onlookers(ideal=_ideal(trace, world), hindsight=hindsight)
@@ -361,33 +341,26 @@ def demand_of(config: Config, trace: Trace, arrives_s: Callable[[float], float] 
 def _world(
     config: Config,
     trace: Trace,
-    groups: tuple[Group, ...],
-    topology: Topology | None,
-    tier_links: tuple[Link, ...],
+    cluster: Cluster,
     controller: Controller,
     writer: RunWriter,
     progress: Progress | None,
     drill: Drill | None,
 ) -> MockWorld:
     total = config.trace.limit or trace.info.rows
-    links = network = None
-    if topology is not None or tier_links:
-        from twin.mocker.links import Network
-
-        network = Network(Clock(), (*(topology.links if topology is not None else ()), *tier_links))
-        links = (topology, network) if topology is not None else None
+    network = cluster.network()
     world = MockWorld(
         controller=controller,
-        workers=[spec for group in groups for spec in group.workers],
+        workers=cluster.workers,
         demand=demand_of(config, trace, drill.arrives_s if drill is not None else None),
         sinks=writer,  # type: ignore[arg-type]  # its rows are typed more closely than a sink's
         router=config.router.mode,
         key_tokens=trace.info.hash_block_tokens,
         concurrency=config.trace.concurrency,
-        observe=_observation(config),
+        observe=observation(config),
         loses_events=(drill is not None and drill.loses_events) or config.replicas.kv_event_lag_s > 0.0,
         sync=_sync(config),
-        handoff=_handoff(config, groups, links),
+        handoff=cluster.handoff(network),
         network=network,
         seed=config.seed,
         progress=None if progress is None else lambda ended: progress(ended, total),
@@ -395,21 +368,6 @@ def _world(
     if drill is not None:
         drill.start(world)
     return world
-
-
-def _observation(config: Config) -> Observation:
-    observe, router = config.observe, config.router
-    if router.index != "engine":
-        return Observation(report_lag_s=observe.report_lag_s, kv_event_lag_s=observe.kv_event_lag_s)
-    return Observation(
-        report_lag_s=observe.report_lag_s,
-        kv_event_lag_s=observe.kv_event_lag_s,
-        engine_events=True,
-        ranks_apart=router.route_ranks,
-        kv_replay_events=observe.kv_replay_events,
-        kv_dump_block_s=observe.kv_dump_block_s,
-        kv_dump_bytes_per_s=observe.kv_dump_gb_per_s * 1e9,
-    )
 
 
 def _hindsight(policy: Policy, config: Config, trace: Trace) -> Hindsight:
@@ -433,14 +391,6 @@ def _ideal(trace: Trace, world: MockWorld) -> IdealCache | None:
 
     world.churn.on_arrival.append(arrived)
     return ideal
-
-
-def _handoff(config: Config, groups: tuple[Group, ...], links: tuple[Topology, Network] | None) -> HandoffPlan | None:
-    if not config.is_disaggregated:
-        return None
-    from twin.legs import handoff_plan
-
-    return handoff_plan(config, groups, links)
 
 
 def _drill(config: Config) -> Drill | None:

@@ -54,10 +54,12 @@ class Clock(Environment):
     """SimPy's environment with events at absolute times and a stated order.
 
     `early`: what is happening comes before the step ends of this instant. `watching` of the events that have not
-    happened yet only look on, or would come again for ever: when nothing else is left, nothing will change.
+    happened yet only look on, or would come again for ever: when nothing else is left, nothing will change. `coming`:
+    whether more may be put on the clock from outside, at instants that nobody knows yet.
     """
 
     early = False
+    coming = False
     watching = 0
     passed_over = 0  # events on the clock that happen to nobody any more
 
@@ -69,7 +71,7 @@ class Clock(Environment):
     @property
     def waiting(self) -> int:
         """Events that have not happened yet, happen to somebody and do not only look on."""
-        return len(self._queue) - self.watching - self.passed_over
+        return len(self._queue) - self.watching - self.passed_over + self.coming
 
     def run_out(self) -> None:
         """Until nothing is left to happen. What happens to nobody takes no time: the end of a leap that was cut short,
@@ -88,6 +90,17 @@ class Clock(Environment):
                 callback(event)
             if not event._ok and not hasattr(event, "_defused"):
                 raise event._value  # a process of ours has failed
+
+    def run_before(self, at_s: float) -> None:
+        """Let everything happen that happens before `at_s`; the clock stays at the last of it."""
+        queue = self._queue
+        while queue and queue[0][0] < at_s:
+            event = queue[0][3]
+            if event.callbacks is NOBODY:
+                heappop(queue)
+                self.passed_over -= 1
+            else:
+                self.step()
 
     def watch(self, at_s: float, order: int, what: Callable[[], None]) -> None:
         """Let something happen that only looks on, or comes again for ever."""
