@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from executors.clock import WallClock
+from executors.clock import Clock, WallClock
 from executors.discovery import open_discovery
 from executors.discovery.record import WorkerRecord, new_incarnation
 from executors.engines.mock import MockEngine
@@ -25,8 +25,10 @@ from executors.peering import Peering
 from executors.peers import Peers
 from executors.record import LiveRecord
 from executors.service import Service, Wanted
+from executors.shadow.watch import Shadow
 from executors.starter import HostStarter, Model, adapter
-from executors.world import USUAL, LiveWorld, Watch
+from executors.watching import Sinks, Watches
+from executors.world import USUAL, LiveWorld
 from policies.cluster.actions import PublishBooking
 from policies.cluster.blocks import ContentTree
 from policies.cluster.controller import Controller, Policy
@@ -87,19 +89,22 @@ def live_policies(config: Config, block_size: int, number: int | None = None) ->
 
 
 class LiveCluster:
-    """One world with its workers. Make it in a running loop; `start`, then serve `service`, then `close`."""
+    """One world with its workers. Make it in a running loop; `start`, then serve `service`, then `close`. `shadow` has
+    been started with the clock that this is to have."""
 
-    def __init__(self, config: Config, host: Host) -> None:
+    def __init__(self, config: Config, host: Host, clock: Clock | None = None, shadow: Shadow | None = None) -> None:
         self.config, self.notices = live_config(config, host)
         self.host = host
-        self.clock = WallClock(asyncio.get_running_loop())
+        self.clock = clock or WallClock(asyncio.get_running_loop())
+        self.shadow = shadow
         self._groups = {group.name: group for group in self.config.workers}
         sizes = {group.engine.block_size for group in self.config.workers}
         block_size = max(sizes)
         number = new_incarnation() if host.peering is not None else None
         policies = live_policies(self.config, block_size, number)
         self.record = LiveRecord(host.record, self.config, policies, number) if host.record is not None else None
-        controller = Controller(policies, self.record)
+        onlookers = [one for one in (self.record, shadow) if one is not None]
+        controller = Controller(policies, Sinks(onlookers) if onlookers else None)
         roles = frozenset(Role(group.role) for group in self.config.workers)
         split = Role.PREFILL in roles
         self.world = LiveWorld(
@@ -109,8 +114,10 @@ class LiveCluster:
             limits=host.limits,
             lease=LeaseTerms.of(host.lease_s, health_period_s=2.0) if split and not host.mock else None,
             peers=self._publish if number is not None else None,
-            watch=self.record or Watch(),
+            watch=Watches(onlookers),
         )
+        if shadow is not None:
+            shadow.group_of = lambda worker_id: self.world.fleet.workers[worker_id].group
         self.peers: Peers | None = None
         if host.peering is not None and number is not None:
             self.peers = Peers(self.world, number, host.peering, host.model.served_as)
@@ -127,6 +134,7 @@ class LiveCluster:
         self.service = Service(
             self.world,
             [Wanted(model=host.model.served_as, roles=roles, context_tokens=context)],
+            shadow=shadow,
         )
 
     def _publish(self, action: PublishBooking) -> None:
@@ -219,6 +227,8 @@ class LiveCluster:
             await self.peers.close()
         if self.starter is not None:
             await self.starter.close()
+        if self.shadow is not None:
+            await self.shadow.close()
         if self.record is not None:
             self.record.close(self.world.fleet)
 

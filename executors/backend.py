@@ -16,6 +16,9 @@ from policies.cluster.events import Hints
 from policies.cluster.ids import RequestId, Trait, WorkerId
 from policies.frozen import frozen
 
+STOP_STRING = "stop string"
+"""Why an answer is cancelled that has all that its client wants of it."""
+
 Outcome = Literal["stop", "length", "cancelled", "rejected", "failed"]
 
 

@@ -16,7 +16,7 @@ from typing import IO
 
 import xxhash
 
-from executors.backend import End
+from executors.backend import STOP_STRING, End
 from executors.fleet import Fleet, LiveWorker
 from executors.requests import OpenRequest
 from executors.world import Watch
@@ -118,7 +118,8 @@ class LiveRecord(Watch):
 
     def ended(self, request: OpenRequest, end: End) -> None:
         ask, row = request.ask, self._rows.pop(request.ask.request_id)
-        status = STATUS.get(end.outcome, end.outcome)
+        stopped = end.outcome == "cancelled" and end.reason == STOP_STRING  # by us: the client has its whole answer
+        status = "completed" if stopped else STATUS.get(end.outcome, end.outcome)
         reason = f"{end.code}: {end.reason}" if end.code else end.reason
         if end.retry_after_s is not None:
             self._writer.retry_after_s[row] = end.retry_after_s

@@ -8,6 +8,8 @@ from dataclasses import fields
 from executors.backend import Ask, Serving, WorkerGlance
 from executors.glance import decision, worker_glance
 from executors.requests import Stream
+from executors.shadow.figures import Glance
+from executors.shadow.watch import Shadow
 from executors.world import LiveWorld
 from policies.cluster.events import BusyThresholdsChanged, Threshold
 from policies.cluster.ids import Role, WorkerId
@@ -31,12 +33,25 @@ class Service:
     """`backend.Backend` over a live world."""
 
     def __init__(
-        self, world: LiveWorld, wanted: Sequence[Wanted], thresholds: Mapping[str, float | None] | None = None
+        self,
+        world: LiveWorld,
+        wanted: Sequence[Wanted],
+        thresholds: Mapping[str, float | None] | None = None,
+        shadow: Shadow | None = None,
     ) -> None:
         self.world = world
+        self._shadow = shadow
         self._wanted = tuple(wanted)
         self._thresholds: dict[str, float | None] = dict.fromkeys(LIMITS) | dict(thresholds or {})
         self._sets = world.controller.wants(BusyThresholdsChanged)
+
+    def shadow(self) -> Glance | None:
+        """What the twin beside it predicts, against what was measured; None where there is none."""
+        return self._shadow.glance() if self._shadow is not None else None
+
+    def predicted(self) -> Mapping[str, object]:
+        """What the dashboard draws of it."""
+        return self._shadow.series() if self._shadow is not None else {}
 
     def submit(self, ask: Ask) -> Stream:
         return self.world.submit(ask)

@@ -19,7 +19,11 @@ if TYPE_CHECKING:
     from executors.engines.protocol import Ability
     from executors.frontend.settings import Settings
     from executors.frontend.tokens import ServedTokenizer
+    from executors.shadow.watch import Wanted as Shadowed
     from twin.config import Config
+
+PREDICTED = "predicted"
+"""Where in the folder of a record the simulated run is."""
 
 OPTIONS = (
     Option("--config", "FILE", "Configuration (best.toml of a search, or any other of the twin)."),
@@ -36,6 +40,9 @@ OPTIONS = (
     Option("--logs", "DIR", "Folder for the logs of engines; otherwise a temporary one."),
     Option("--lease", "S", "Seconds that a prefill worker keeps KV that nobody fetched (30)."),
     Option("--record", "DIR", "Write the run there: journal, requests, report; twin replay reads the journal."),
+    Option("--shadow", "", "Simulate the same requests beside the cluster: predicted against measured in /metrics."),
+    Option("--shadow-wait", "S", "Seconds that the shadow waits for the length of an open answer (60)."),
+    Option("--shadow-window", "S", "Seconds over which predicted and measured are compared (300)."),
     Option("--plan", "", "Print what would be started, and stop."),
     Option("--host", "ADDRESS", "Address to listen on (127.0.0.1)."),
     Option("--port", "N", "Port to listen on (8000; 0: any)."),
@@ -64,7 +71,8 @@ def run(values: Values) -> int:
     if "plan" in values:
         return _plan(config, host)
     settings = _settings(values, _abilities(config) if "live" in values else frozenset())
-    return asyncio.run(_serve(config, host, {name: tokenizer}, settings, quiet="quiet" in values))
+    shadow = _shadow(values)
+    return asyncio.run(_serve(config, host, {name: tokenizer}, settings, shadow, quiet="quiet" in values))
 
 
 serve = command_of(run, OPTIONS, "Serve a configuration: the same policies, live.")
@@ -87,6 +95,7 @@ def _check(values: Values, config: Config) -> None:
         )
     if "peer_listen" in values and "peers" not in values:
         raise ConfigError("--peer-listen has no effect without --peers: nobody is told of it")
+    _check_shadow(values)
     found = "discovery" in values or len(pairs_of(values, "attach")) >= len(config.workers)
     if live and "checkpoint" not in values and not found:
         raise ConfigError(
@@ -100,6 +109,31 @@ def _check(values: Values, config: Config) -> None:
     for text in config.no_effect:
         if not (live and ".on_cpu " in text):
             print(f"note: without effect: {text}", file=sys.stderr)
+
+
+def _check_shadow(values: Values) -> None:
+    """A shadow sees the requests of this frontend, and can predict them where they are all that the workers have."""
+    for name in ("shadow_wait", "shadow_window"):
+        if name in values and "shadow" not in values:
+            raise ConfigError(f"--{name.replace('_', '-')} has no effect without --shadow")
+    if "shadow" in values and "peers" in values:
+        raise ConfigError(
+            "--shadow with --peers: the workers have requests of other frontends too, which this one does not see; "
+            "leave one of them out"
+        )
+
+
+def _shadow(values: Values) -> Shadowed | None:
+    from executors.shadow.watch import Wanted
+
+    if "shadow" not in values:
+        return None
+    usual = Wanted()
+    return Wanted(
+        wait_s=whole_of(values, "shadow_wait", int(usual.wait_s)),
+        window_s=max(1, whole_of(values, "shadow_window", int(usual.window_s))),
+        record=Path(values["record"]) / PREDICTED if "record" in values else None,
+    )
 
 
 def _tokenizer(values: Values, config: Config) -> tuple[ServedTokenizer, str, tuple[int, int]]:
@@ -202,12 +236,28 @@ def _plan(config: Config, host: Host) -> int:
 
 
 async def _serve(
-    config: Config, host: Host, tokenizers: Mapping[str, ServedTokenizer], settings: Settings, *, quiet: bool
+    config: Config,
+    host: Host,
+    tokenizers: Mapping[str, ServedTokenizer],
+    settings: Settings,
+    shadowed: Shadowed | None,
+    *,
+    quiet: bool,
 ) -> int:
-    from executors.assemble import LiveCluster
+    from executors.assemble import LiveCluster, live_config
+    from executors.clock import WallClock
     from executors.frontend.server import Frontend
+    from executors.shadow.watch import Shadow
 
-    cluster = LiveCluster(config, host)
+    clock, shadow = WallClock(asyncio.get_running_loop()), None
+    if shadowed is not None:
+        shadow = await Shadow.start(live_config(config, host)[0], clock, shadowed)
+    try:
+        cluster = LiveCluster(config, host, clock, shadow)
+    except BaseException:
+        if shadow is not None:
+            await shadow.kill()
+        raise
     if not quiet:
         for notice in cluster.notices:
             print(f"note: {notice}", file=sys.stderr)
@@ -229,6 +279,8 @@ async def _serve(
         await cluster.close()
         if host.record is not None and not quiet:
             print(f"record  {host.record}", file=sys.stderr)
+            if shadow is not None and shadow.up:
+                print(f"shadow  {host.record / PREDICTED}", file=sys.stderr)
 
 
 async def _tell(frontend: object, started: asyncio.Future[None], *, quiet: bool) -> None:

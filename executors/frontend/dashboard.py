@@ -10,10 +10,11 @@ from typing import Final
 from fastapi import APIRouter
 from fastapi.responses import FileResponse, Response
 
-from executors.frontend.glance import predicted
+from executors.frontend.glance import predicted, shadow
 from executors.frontend.live import Second, percentile_ms
 from executors.frontend.operations import status, workers
 from executors.frontend.services import Services
+from executors.frontend.shadow import told
 
 _STATIC: Final = Path(__file__).with_name("static")
 _PAGE: Final = {
@@ -56,6 +57,7 @@ def glance(services: Services) -> dict[str, object]:
         "decisions": [dict(one) for one in services.backend.decisions(_DECISIONS)],
         "measured": {name: _series(seconds, now, name) for name in _SERIES},
         "predicted": dict(predicted(services.backend)),
+        "shadow": told(shadow(services.backend)),
         "busy_thresholds": dict(services.backend.busy_thresholds()),
     }
 

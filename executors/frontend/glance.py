@@ -10,6 +10,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from executors.backend import Backend, WorkerGlance
+from executors.shadow.figures import Glance as Shadow
 
 FACTS: Final = (
     "total_kv_blocks", "max_num_seqs", "max_num_batched_tokens", "kv_cache_block_size", "migration_limit",
@@ -27,6 +28,10 @@ class Hooks(Protocol):
         """What the twin expects of now, for the dashboard: by name ("ttft_ms", "itl_ms", ...) a list of [s, value]."""
         ...
 
+    def shadow(self) -> Shadow | None:
+        """The twin beside it, predicted against measured; None where there is none."""
+        ...
+
 
 def model_facts(backend: Backend) -> Mapping[str, Mapping[str, float]]:
     return cast(Hooks, backend).model_facts() if hasattr(backend, "model_facts") else {}
@@ -34,6 +39,10 @@ def model_facts(backend: Backend) -> Mapping[str, Mapping[str, float]]:
 
 def predicted(backend: Backend) -> Mapping[str, object]:
     return cast(Hooks, backend).predicted() if hasattr(backend, "predicted") else {}
+
+
+def shadow(backend: Backend) -> Shadow | None:
+    return cast(Hooks, backend).shadow() if hasattr(backend, "shadow") else None
 
 
 class Glance(Collector):

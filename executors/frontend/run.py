@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, Literal
 
-from executors.backend import Answer, Ask, Delta, End
+from executors.backend import STOP_STRING, Answer, Ask, Delta, End
 from executors.engines.protocol import Logprob
 from executors.frontend.account import Account
 from executors.frontend.asks import ask_of, seeded
@@ -203,7 +203,7 @@ class Run:
 
     async def _stopped(self, choice: _Choice) -> None:
         """A stop string: the engine is told, and what it says of the request is waited for a little."""
-        choice.answer.cancel("stop string")
+        choice.answer.cancel(STOP_STRING)
         try:
             async with asyncio.timeout(_STOPPED_WAIT_S):
                 async for _ in choice.answer:

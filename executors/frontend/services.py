@@ -17,6 +17,7 @@ from executors.frontend.glance import Glance
 from executors.frontend.live import Live
 from executors.frontend.metrics import UNKNOWN_MODEL, Metrics
 from executors.frontend.settings import Settings
+from executors.frontend.shadow import ShadowGauges
 from executors.frontend.stopping import Stopping
 from executors.frontend.tokens import ServedTokenizer
 
@@ -99,13 +100,13 @@ class Services:
         now: Callable[[], float],
     ) -> Services:
         """Raises ConfigError for key files that cannot be read."""
-        glance = Glance(backend, settings.metrics_prefix, tuple(tokenizers))
+        collectors = (Glance(backend, settings.metrics_prefix, tuple(tokenizers)), ShadowGauges(backend))
         access = settings.access
         return cls(
             backend=backend,
             tokenizers=dict(tokenizers),
             settings=settings,
-            metrics=Metrics(settings.metrics_prefix, fine=settings.bucket_profile == "superset", collectors=(glance,)),
+            metrics=Metrics(settings.metrics_prefix, fine=settings.bucket_profile == "superset", collectors=collectors),
             live=Live(),
             keys=Keys.read(access.keys_file, Role.ADMIN if settings.on_loopback else Role.USER),
             rate=RateLimit(access, now),

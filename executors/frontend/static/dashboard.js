@@ -58,7 +58,7 @@ function chart(spec, data) {
   const join = spec.rate ? (series) => [filled(series)] : pieces;
   const lines = spec.lines.map((name, n) => ({name: spec.names[n], series: data.measured[name] || [], style: `l${n}`, key: `k${n}`, join}));
   const twin = data.predicted[spec.twin];
-  if (twin) lines.push({name: "predicted", series: twin, style: "l2 dashed", key: "k2", join: pieces});
+  if (twin) lines.push({name: "predicted p50", series: twin, style: "l2 dashed", key: "k2", join: pieces});
   const top = above(Math.max(1, ...lines.flatMap((line) => line.series.map((point) => point[1]))));
   const svg = make("svg", null, {viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": spec.title}, true);
   for (const share of [0, 0.5, 1]) {
@@ -105,6 +105,12 @@ function share(value) {
   return box;
 }
 
+function told(shadow) {
+  if (!shadow) return "";
+  if (!shadow.up) return `The twin beside it has ended (${shadow.why}): nothing is predicted.`;
+  return `The twin beside it has predicted ${shadow.compared} requests, and is ${shadow.delay_s} s behind now.`;
+}
+
 function draw(data) {
   at("state").textContent = data.status;
   at("state").className = `badge ${data.status === "ready" ? "good" : "bad"}`;
@@ -112,6 +118,12 @@ function draw(data) {
   const sum = (name) => data.worker_list.reduce((total, worker) => total + (worker[name] || 0), 0);
   const tiles = {"ready workers": `${data.workers.ready} of ${data.workers.total}`, "open requests": data.open_requests,
     "running": sum("running"), "waiting in engines": sum("waiting"), "models": data.models.join(", ") || "none"};
+  if (data.shadow) {
+    for (const [name, metric] of [["TTFT", "ttft"], ["ITL", "itl"], ["end to end", "e2e"]]) {
+      tiles[`${name}, predicted / measured`] = data.shadow.drift[metric]?.toFixed(2) ?? "–";
+    }
+  }
+  at("shadow").textContent = told(data.shadow);
   at("tiles").replaceChildren(...Object.entries(tiles).map(([name, value]) => {
     const tile = make("div", null, {class: "tile"});
     tile.append(make("b", value), make("span", name));
