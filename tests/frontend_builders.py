@@ -29,6 +29,7 @@ from executors.frontend.settings import Deadlines, Limits, Settings
 from executors.frontend.stopping import Stopping
 from executors.frontend.template import ChatTemplate
 from executors.frontend.tokens import ServedTokenizer
+from executors.shadow.figures import Compared, Glance, Spread
 from policies.cluster.ids import WorkerId
 from policies.errors import ConfigError
 
@@ -226,6 +227,34 @@ class ScriptedBackend:
             if name not in self.limits:
                 raise ConfigError(f"there is no limit {name!r}; there is {', '.join(self.limits)}")
         self.limits.update(changes)
+
+
+def shadow(**changed: Any) -> Glance:
+    """What a backend with a twin beside it says of it."""
+    times = Spread(mean=0.2, p50=0.1, p95=0.4)
+    told = Glance(
+        up=True, why="", lag_s=0.25, delay_s=4.0, compared_total=7, left_out={"cancelled": 2}, dropped_total=0, open=1,
+        window_requests=5, window_s=300.0,
+        metrics={
+            "ttft": Compared(predicted=times, measured=Spread(mean=0.25, p50=0.2, p95=0.5), drift=0.8, error=0.25),
+            "itl": Compared(predicted=Spread(mean=0.02), measured=Spread(mean=0.01), drift=2.0),
+        },
+    )  # fmt: skip
+    return replace(told, **changed)
+
+
+class Shadowed(ScriptedBackend):
+    """A backend with a twin beside it, as `seen` has it."""
+
+    def __init__(self, seen: Glance) -> None:
+        super().__init__(Script(says=ids_of(ANSWER)))
+        self.seen = seen
+
+    def shadow(self) -> Glance:
+        return self.seen
+
+    def predicted(self) -> Mapping[str, object]:
+        return {"ttft_ms": [(-3.0, 120.0), (-2.0, 140.0), (-1.0, 130.0)], "itl_ms": [(-1.0, 20.0)]}
 
 
 @dataclass

@@ -120,12 +120,49 @@ def test_a_journal_of_a_live_run_is_a_trace(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "twin" / "report.json").read_text())["counts"]["completed"] == 2
 
 
+def test_a_shadow_predicts_and_its_run_is_compared_with_the_record(tmp_path: Path) -> None:
+    record = tmp_path / "run"
+    with served(tmp_path, "--shadow", "--record", str(record)) as (process, address):
+        for prompt in ("one " * 100, "two " * 50):
+            body = {"model": "llama-3.1-8b", "prompt": prompt, "max_tokens": 3}
+            assert httpx.post(f"{address}/v1/completions", json=body).status_code == 200
+        assert "dynatwin_shadow_up 1.0" in httpx.get(f"{address}/metrics").text
+    assert process.returncode == 0
+    predicted = json.loads((record / "predicted" / "report.json").read_text())
+    assert predicted["counts"]["completed"] == 2
+    assert predicted["meta"]["simulated"]
+    line = [sys.executable, "-m", "twin", "compare", str(record), str(record / "predicted")]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "2 requests matched by row: 100.0 % with the same status" in done.stdout
+
+
+def test_a_shadow_of_what_cannot_be_simulated_is_refused_before_anything_is_started(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "tokenizer.json").write_text(_tokenizer(), encoding="utf-8")
+    file = tmp_path / "c.toml"
+    file.write_text('[[workers]]\nname = "pool"\nmodel = "nobody-knows"\n', encoding="utf-8")
+    record = tmp_path / "run"
+    line = ["--live", "--shadow", "--config", str(file), "--tokenizer", str(model), "--record", str(record), "-q"]
+    command = [sys.executable, "-m", "twin", "serve", *line, "--attach", "pool=http://127.0.0.1:9", "--port", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert "--shadow: the configuration cannot be simulated: " in done.stderr
+    assert "nobody-knows" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not record.exists()
+
+
 @pytest.mark.parametrize(
     ("line", "text"),
     [
         (("--plan",), "--plan has no effect without --live"),
         (("--checkpoint", "x"), "--checkpoint has no effect without --live"),
         (("--live",), "which weights? give --checkpoint"),
+        (("--shadow-wait", "5"), "--shadow-wait has no effect without --shadow"),
+        (("--shadow", "--live", "--tokenizer", "x", "--peers", "tcp://a:1"), "--shadow with --peers"),
+        (("--shadow", "--shadow-window", "long"), "--shadow-window long: must be a whole number"),
         (("--port", "many"), "--port many: must be a whole number"),
         (("--tls-cert", "a.pem"), "--tls-cert and --tls-key go together"),
         (("--tokenizer", "nowhere"), "nowhere/tokenizer.json is missing"),

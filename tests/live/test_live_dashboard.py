@@ -8,13 +8,16 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from frontend_builders import ANSWER, MODEL, Script, ScriptedBackend, beside, ids_of, keys
+from frontend_builders import ANSWER, MODEL, Script, ScriptedBackend, Shadowed, beside, ids_of, keys, shadow
 
 from executors.frontend.settings import Access, Settings
 
@@ -24,6 +27,12 @@ FLAGS = (
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--window-size=1280,1000",
 )  # fmt: skip
 WAIT_S = 20
+MOCKS = """
+[[workers]]
+count = 2
+model = "llama-3.1-8b"
+gpu = "h100_sxm"
+"""
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +82,8 @@ def asked_for(browser: Any) -> set[str]:
     return {address for address in sent if not address.startswith("data:")}
 
 
-def answer(url: str, max_tokens: int) -> None:
-    body = json.dumps({"model": MODEL, "prompt": "one", "max_tokens": max_tokens}).encode()
+def answer(url: str, max_tokens: int, model: str = MODEL) -> None:
+    body = json.dumps({"model": model, "prompt": "one", "max_tokens": max_tokens}).encode()
     request = urllib.request.Request(f"{url}/v1/completions", body, {"content-type": "application/json"})
     urllib.request.urlopen(request, timeout=WAIT_S).read()
 
@@ -93,6 +102,58 @@ def test_it_shows_workers_and_what_happens_and_asks_nobody_else(browser: Any) ->
         assert browser.execute_script("return document.querySelectorAll('#charts polyline[points*=\",\"]').length") > 0
         assert all(address.startswith(f"{url}/dashboard") for address in asked_for(browser))
         assert browser.get_log("browser") == []
+
+
+def test_predicted_stands_beside_measured(browser: Any) -> None:
+    backend = Shadowed(shadow())
+    with beside(backend) as url:
+        visit(browser, url)
+        assert re.search(r"predicted p50 130\b", wait_for(browser, "#charts", "predicted p50"))
+        assert dashed(browser) == 2
+        assert re.search(r"0\.80\s+TTFT, predicted / measured", shown(browser, "#tiles"))
+        assert "has predicted 7 requests, and is 4 s behind now" in shown(browser, "#shadow")
+        answer(url, 9)
+        wait_for(browser, "#charts", "p50 [1-9]")
+        backend.seen = shadow(up=False, why="<b>signal 9</b>")
+        assert "<b>signal 9</b>" in wait_for(browser, "#shadow", "has ended")
+        assert browser.get_log("browser") == []
+
+
+def test_without_a_twin_the_page_does_not_speak_of_one(browser: Any) -> None:
+    with beside() as url:
+        visit(browser, url)
+        wait_for(browser, "#tiles", "ready workers")
+        assert (shown(browser, "#shadow"), dashed(browser)) == ("", 0)
+        assert "predicted" not in shown(browser, "main").removesuffix(shown(browser, "footer"))
+
+
+def test_a_served_cluster_draws_what_its_own_twin_predicts(browser: Any, tmp_path: Path) -> None:
+    """`twin serve --shadow` on mock engines: both lines are there once something was answered."""
+    file = tmp_path / "c.toml"
+    file.write_text(MOCKS, encoding="utf-8")
+    line = [sys.executable, "-m", "twin", "serve", "--config", str(file), "--port", "0", "--grace", "0", "-q"]
+    process = subprocess.Popen([*line, "--shadow"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        url = next(json.loads(told)["ready"] for told in process.stdout if "ready" in json.loads(told))
+        for _ in range(3):
+            answer(url, 9, "llama-3.1-8b")
+        visit(browser, url)
+        wait_for(browser, "#shadow", "has predicted 3 requests")
+        charts = wait_for(browser, "#charts", "predicted p50")
+        assert charts.count("predicted p50") == 2
+        assert dashed(browser) >= 2
+        assert re.search(r"\d\.\d\d\s+TTFT, predicted / measured", shown(browser, "#tiles"))
+        assert browser.get_log("browser") == []
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+    assert process.returncode == 0
+
+
+def dashed(browser: Any) -> int:
+    """How many predicted lines are drawn."""
+    return int(browser.execute_script("return document.querySelectorAll('#charts polyline.dashed').length"))
 
 
 def test_what_a_worker_says_of_itself_is_never_markup(browser: Any) -> None:

@@ -55,7 +55,8 @@ def schemas() -> dict[str, Schema]:
                 "worker_list": _list(_worker()),
                 "decisions": _list({"type": "object"}),
                 "measured": {"type": "object", "additionalProperties": _list(_list(_ANY))},
-                "predicted": {"type": "object"},
+                "predicted": {"type": "object", "additionalProperties": _list(_list(_ANY))},
+                "shadow": {"type": ["object", "null"]},
                 "busy_thresholds": ref("Limits"),
             }
         ),

@@ -9,7 +9,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from frontend_builders import ANSWER, MODEL, Script, ScriptedBackend, chat, chunks, frames, ids_of, run, served
+from frontend_builders import (
+    ANSWER,
+    MODEL,
+    Script,
+    ScriptedBackend,
+    Shadowed,
+    chat,
+    chunks,
+    frames,
+    ids_of,
+    run,
+    served,
+    shadow,
+)
 
 from executors.frontend.live import Live, percentile_ms
 from executors.frontend.metrics import Metrics
@@ -157,6 +170,53 @@ async def test_workers_that_are_starting_are_counted_and_have_no_gauges() -> Non
     assert [name for name in samples if "worker_in_flight" in name] == [
         'dynamo_frontend_worker_in_flight{dp_rank="0",worker_id="7"}'
     ]
+
+
+@run
+async def test_a_twin_beside_the_cluster_tells_predicted_and_measured() -> None:
+    name = "dynatwin_shadow"
+    async with served() as it:
+        assert not [sample for sample in await it.metrics() if sample.startswith(name)]
+        assert (await it.http.get("/dashboard/data")).json()["shadow"] is None
+    async with served(Shadowed(shadow())) as it:
+        told = {key.removeprefix(f"{name}_"): value for key, value in (await it.metrics()).items() if name in key}
+        assert told == {
+            "up": 1,
+            "compared_total": 7,
+            'not_compared_total{reason="cancelled"}': 2,
+            "arrivals_dropped_total": 0,
+            "lag_seconds": 0.25,
+            "delay_seconds": 4,
+            "open_requests": 1,
+            "window_seconds": 300,
+            "window_requests": 5,
+            'predicted_seconds{metric="ttft",stat="mean"}': 0.2,
+            'predicted_seconds{metric="ttft",stat="p50"}': 0.1,
+            'predicted_seconds{metric="ttft",stat="p95"}': 0.4,
+            'predicted_seconds{metric="itl",stat="mean"}': 0.02,
+            'measured_seconds{metric="ttft",stat="mean"}': 0.25,
+            'measured_seconds{metric="ttft",stat="p50"}': 0.2,
+            'measured_seconds{metric="ttft",stat="p95"}': 0.5,
+            'measured_seconds{metric="itl",stat="mean"}': 0.01,
+            'drift_ratio{metric="ttft"}': 0.8,
+            'drift_ratio{metric="itl"}': 2,
+            'error_ratio{metric="ttft"}': 0.25,
+        }
+        seen = (await it.http.get("/dashboard/data")).json()
+        assert seen["shadow"]["drift"] == {"ttft": 0.8, "itl": 2.0}
+        assert seen["predicted"]["itl_ms"] == [[-1.0, 20.0]]
+
+
+@run
+async def test_a_twin_that_has_ended_leaves_no_stale_figures() -> None:
+    async with served(Shadowed(shadow(up=False, why="signal 9"))) as it:
+        told = {key for key in await it.metrics() if key.startswith("dynatwin_shadow")}
+    assert told == {
+        "dynatwin_shadow_up",
+        "dynatwin_shadow_compared_total",
+        'dynatwin_shadow_not_compared_total{reason="cancelled"}',
+        "dynatwin_shadow_arrivals_dropped_total",
+    }
 
 
 @run
