@@ -5,21 +5,21 @@ One request counts once, when both are known, and falls out of the window `windo
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Final, NamedTuple
 
-from policies.frozen import frozen
-from twin.shadow.facts import Latency, Pair
+import numpy as np
 
-MOST: Final = 20_000
+from policies.frozen import frozen
+from reports.columns import F64
+from twin.shadow.facts import Pair
+
+MOST: Final = 4_096
 """Requests that are kept; of more, the latest."""
-PER_REQUEST: Final[Mapping[str, Callable[[Latency], float | None]]] = {
-    "ttft": lambda one: one.ttft_s,
-    "tpot": lambda one: one.tpot_s,
-    "e2e": lambda one: one.e2e_s,
-}
+PER_REQUEST: Final = ("ttft", "tpot", "e2e")
 ITL: Final = "itl"
 """The mean gap between tokens of all requests together: those of long answers count for more."""
 
@@ -63,10 +63,16 @@ class Glance:
 
 
 class _Seen(NamedTuple):
-    """A pair, and when its answer ended live."""
+    """A pair, in seconds: when its first token came and its answer ended live, and its figures on both sides."""
 
+    first_s: float
     at_s: float
-    pair: Pair
+    ttft: tuple[float, float]
+    tpot: tuple[float, float]
+    """NaN where there is one token."""
+    e2e: tuple[float, float]
+    gaps: tuple[float, float]
+    gaps_s: tuple[float, float]
 
 
 class Window:
@@ -77,18 +83,36 @@ class Window:
         self._seen: deque[_Seen] = deque(maxlen=MOST)
 
     def add(self, pair: Pair) -> None:
-        self._seen.append(_Seen(pair.arrival_s + pair.measured.e2e_s, pair))
+        sides = pair.predicted, pair.measured
+        tpot = [math.nan if one.tpot_s is None else one.tpot_s for one in sides]
+        self._seen.append(
+            _Seen(
+                first_s=pair.arrival_s + pair.measured.ttft_s,
+                at_s=pair.arrival_s + pair.measured.e2e_s,
+                ttft=(sides[0].ttft_s, sides[1].ttft_s),
+                tpot=(tpot[0], tpot[1]),
+                e2e=(sides[0].e2e_s, sides[1].e2e_s),
+                gaps=(max(0, sides[0].gaps), max(0, sides[1].gaps)),
+                gaps_s=(sides[0].gaps_s, sides[1].gaps_s),
+            )
+        )
 
-    def pairs(self, now_s: float) -> list[Pair]:
-        """Those of the window; pairs come in order of their ends in the simulation, so all are looked at."""
+    def count(self, now_s: float) -> int:
+        """Requests within the window."""
+        return len(self._within(now_s))
+
+    def _within(self, now_s: float) -> list[_Seen]:
+        """Pairs come in order of their ends in the simulation, so all are looked at."""
         since_s = now_s - self._window_s
-        return [seen.pair for seen in self._seen if seen.at_s >= since_s]
+        return [seen for seen in self._seen if seen.at_s >= since_s]
 
     def compared(self, now_s: float) -> dict[str, Compared]:
         """By metric: ttft, tpot, e2e per request, itl of all gaps; those that somebody has."""
-        pairs = self.pairs(now_s)
-        found = {name: _per_request(pairs, of) for name, of in PER_REQUEST.items()}
-        found[ITL] = _pooled(pairs)
+        seen = self._within(now_s)
+        if not seen:
+            return {}
+        found = {name: _per_request(_columns(seen, name)) for name in PER_REQUEST}
+        found[ITL] = _pooled(_columns(seen, "gaps"), _columns(seen, "gaps_s"))
         return {name: one for name, one in found.items() if one is not None}
 
     def series(self, now_s: float, seconds: int) -> dict[str, list[tuple[float, float]]]:
@@ -96,13 +120,12 @@ class Window:
         ends for the gaps. Times are seconds before now."""
         ttft: dict[int, list[float]] = {}
         itl: dict[int, list[float]] = {}
-        for at_s, pair in self._seen:
-            if at_s < now_s - seconds:
+        for seen in self._seen:
+            if seen.at_s < now_s - seconds:
                 continue
-            ttft.setdefault(int(pair.arrival_s + pair.measured.ttft_s), []).append(pair.predicted.ttft_s)
-            tpot_s = pair.predicted.tpot_s
-            if tpot_s is not None:
-                itl.setdefault(int(at_s), []).append(tpot_s)
+            ttft.setdefault(int(seen.first_s), []).append(seen.ttft[0])
+            if not math.isnan(seen.tpot[0]):
+                itl.setdefault(int(seen.at_s), []).append(seen.tpot[0])
         return {"ttft_ms": _line(ttft, now_s), "itl_ms": _line(itl, now_s)}
 
 
@@ -110,46 +133,37 @@ def _line(values: Mapping[int, list[float]], now_s: float) -> list[tuple[float, 
     return [(round(second - now_s, 1), round(1e3 * median(found), 3)) for second, found in sorted(values.items())]
 
 
-def _per_request(pairs: Sequence[Pair], of: Callable[[Latency], float | None]) -> Compared | None:
-    both = [(a, b) for pair in pairs if (a := of(pair.predicted)) is not None and (b := of(pair.measured)) is not None]
-    if not both:
+def _columns(seen: Sequence[_Seen], name: str) -> F64:
+    """One figure of every request: a row for what was predicted, one for what was measured."""
+    return np.array([getattr(one, name) for one in seen], dtype=np.float64).T
+
+
+def _per_request(both: F64) -> Compared | None:
+    both = both[:, ~np.isnan(both).any(axis=0)]
+    if not both.size:
         return None
-    predicted, measured = (sorted(column) for column in zip(*both, strict=True))
-    apart = sum(abs(a - b) for a, b in both) / len(both)
-    mean = sum(measured) / len(measured)
+    predicted, measured = (_spread(values) for values in both)
     return Compared(
-        predicted=_spread(predicted),
-        measured=_spread(measured),
-        drift=_over(sum(predicted) / len(predicted), mean),
-        error=_over(apart, mean),
+        predicted=predicted,
+        measured=measured,
+        drift=_over(predicted.mean, measured.mean),
+        error=_over(float(np.abs(both[0] - both[1]).mean()), measured.mean),
     )
 
 
-def _pooled(pairs: Sequence[Pair]) -> Compared | None:
-    gaps = [sum(max(0, one.gaps) for one in side) for side in _sides(pairs)]
-    if not all(gaps):
+def _pooled(gaps: F64, gaps_s: F64) -> Compared | None:
+    counts, sums = gaps.sum(axis=1), np.where(gaps > 0, gaps_s, 0.0).sum(axis=1)
+    if not counts.all():
         return None
-    means = [
-        sum(one.gaps_s for one in side if one.gaps > 0) / count for side, count in zip(_sides(pairs), gaps, strict=True)
-    ]
-    return Compared(predicted=Spread(mean=means[0]), measured=Spread(mean=means[1]), drift=_over(*means))
-
-
-def _sides(pairs: Sequence[Pair]) -> tuple[list[Latency], list[Latency]]:
-    return [pair.predicted for pair in pairs], [pair.measured for pair in pairs]
+    predicted, measured = (float(mean) for mean in sums / counts)
+    return Compared(predicted=Spread(mean=predicted), measured=Spread(mean=measured), drift=_over(predicted, measured))
 
 
 def _over(a: float, b: float) -> float | None:
     return a / b if b > 0.0 else None
 
 
-def _spread(values: Sequence[float]) -> Spread:
-    return Spread(mean=sum(values) / len(values), p50=_percentile(values, 0.5), p95=_percentile(values, 0.95))
-
-
-def _percentile(values: Sequence[float], share: float) -> float:
-    """Of sorted values, by linear interpolation."""
-    place = share * (len(values) - 1)
-    low = int(place)
-    high = min(low + 1, len(values) - 1)
-    return values[low] + (place - low) * (values[high] - values[low])
+def _spread(values: F64) -> Spread:
+    """Percentiles by linear interpolation."""
+    p50, p95 = np.percentile(values, (50.0, 95.0))
+    return Spread(mean=float(values.mean()), p50=float(p50), p95=float(p95))

@@ -54,6 +54,8 @@ EVERY_S: Final = 0.2
 """Between two batches."""
 BACKLOG: Final = 10_000
 """Arrivals that may wait to be simulated."""
+MOST_FACTS: Final = 256
+"""Of one batch: about 20 ms of packing on a busy core with prompts of 4,000 tokens."""
 SERIES_S: Final = 300
 END_S: Final = 30.0
 """How long the process may take for what is left, and then again for its record."""
@@ -83,6 +85,8 @@ class Shadow(Watch):
         self._window = Window(wanted.window_s)
         self._wanted = wanted
         self._facts: deque[Fact] = deque()
+        self._behind = False
+        """Whether the last batch had not room for all of them."""
         self._told: set[RequestId] = set()
         self._ahead = 0
         """Arrivals that were noted and not answered for."""
@@ -179,17 +183,25 @@ class Shadow(Watch):
         try:
             over = False
             while not over:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._closing.wait(), EVERY_S)
-                over = self._closing.is_set()
-                batch = Batch(now_s=self._clock.now(), facts=tuple(self._facts), over=over)
-                self._facts.clear()
+                if not (self._facts and self._behind):
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._closing.wait(), EVERY_S)
+                batch = self._next()
+                over = batch.over
                 self._heard(batch, await self._child.answer(batch))
         except Gone as gone:
             self._lost(str(gone))
         except Exception as error:  # a bug of ours must not end serving
             await self._child.kill()
             self._lost(f"{type(error).__name__}: {error}")
+
+    def _next(self) -> Batch:
+        """What is to be told next: never so much that the loop would be held up by writing it down."""
+        facts = [self._facts.popleft() for _ in range(min(len(self._facts), MOST_FACTS))]
+        self._behind = bool(self._facts)
+        if self._behind:
+            return Batch(now_s=self._facts[0].at_s, facts=tuple(facts))
+        return Batch(now_s=self._clock.now(), facts=tuple(facts), over=self._closing.is_set())
 
     def _heard(self, batch: Batch, told: Progress) -> None:
         self._handled_s, self._at_s = batch.now_s, told.clock_s
@@ -242,7 +254,7 @@ class Shadow(Watch):
             left_out=dict(self._left_out),
             dropped_total=self._dropped,
             open=self._open + self._ahead,
-            window_requests=len(self._window.pairs(now_s)),
+            window_requests=self._window.count(now_s),
             window_s=self._wanted.window_s,
             metrics=self._window.compared(now_s),
         )

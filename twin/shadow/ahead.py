@@ -40,6 +40,8 @@ from twin.wiring import build_cluster, observation
 
 TOO_LONG = "open_too_long"
 NO_TOKENS = "no_tokens"
+MOST_PAIRS = 1_000
+"""Of one answer: who reads it serves meanwhile."""
 UNLIKE = "twin_"
 """Before what became of a request in the simulation, where it completed live."""
 
@@ -93,7 +95,7 @@ class Ahead:
         self._wait_s = wait_s
         self._waiting: deque[_Request | OfWorkers] = deque()
         self._open: dict[RequestId, _Request] = {}
-        self._pairs: list[Pair] = []
+        self._pairs: deque[Pair] = deque()
         self._left_out: Counter[str] = Counter()
         self._notices: list[str] = []
         self._clock_s = 0.0
@@ -105,7 +107,7 @@ class Ahead:
         for fact in facts:
             self._note(fact)
         self._advance(now_s)
-        return self._progress()
+        return self._progress(MOST_PAIRS)
 
     def finish(self, now_s: float) -> Progress:
         """Nothing more comes: to the end. Raises EngineError where what is open cannot go on."""
@@ -115,7 +117,7 @@ class Ahead:
         except EngineError:
             self.world.abandon()
             raise
-        return self._progress()
+        return self._progress(len(self._pairs))
 
     def _note(self, fact: Fact) -> None:
         if isinstance(fact, Arrived):
@@ -244,15 +246,14 @@ class Ahead:
             return asked.ended.outcome
         return None if status == "completed" else UNLIKE + status
 
-    def _progress(self) -> Progress:
+    def _progress(self, most: int) -> Progress:
         told = Progress(
             clock_s=self._clock_s,
-            pairs=tuple(self._pairs),
+            pairs=tuple(self._pairs.popleft() for _ in range(min(most, len(self._pairs)))),
             left_out=dict(self._left_out),
             open=len(self._open),
             notices=tuple(self._notices),
         )
-        self._pairs.clear()
         self._left_out.clear()
         self._notices.clear()
         return told

@@ -139,8 +139,9 @@ class Pair(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """The answer to a batch. The simulation is at `clock_s`. `left_out`: requests that were not compared, by reason,
-    since the last answer; `open` have arrived and are neither compared nor left out."""
+    """The answer to a batch; more pairs may come with the next. The simulation is at `clock_s`. `left_out`: requests
+    that were not compared, by reason, since the last answer; `open` have arrived, and what becomes of them is not known
+    yet."""
 
     clock_s: float
     pairs: tuple[Pair, ...]

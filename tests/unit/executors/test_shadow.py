@@ -308,7 +308,7 @@ def test_figures_are_those_of_the_window() -> None:
     window.add(pair(20.0, (0.1, 1.1, 10), (0.2, 1.2, 5)))
     window.add(pair(21.0, (0.3, 3.3, 100), (0.2, 4.2, 100)))
     found = window.compared(26.0)
-    assert len(window.pairs(26.0)) == 2
+    assert window.count(26.0) == 2
     ttft = found["ttft"]
     assert (ttft.predicted.mean, ttft.predicted.p50, ttft.measured.mean) == pytest.approx((0.2, 0.2, 0.2))
     assert (ttft.drift, ttft.error) == pytest.approx((1.0, 0.5))
