@@ -50,3 +50,9 @@ def test_the_frontend_is_measured(root: Path) -> None:
     assert (
         found["first token of a stream, 128 words"]["p50_ms"] <= found["first token of a stream, 128 words"]["p99_ms"]
     )
+
+
+def test_a_shadow_is_measured(root: Path) -> None:
+    found = json.loads(_printed(root, "shadow.py", "--requests", "50", "--tokens", "100"))
+    assert found["simulated_requests_per_cpu_s"] > 0
+    assert found["note_us_per_request"] > 0

@@ -69,11 +69,17 @@ class Kept:
             hash_known=ahead.world.keyed,
             no_effect=(),
         )
-        gone_s = ahead.world.gone_s
+        gone_s, there = ahead.world.gone_s, ahead.world.workers
         meta = replace(
             meta,
             workers=tuple(
-                replace(worker, held_until_s=gone_s.get(WorkerId(worker.worker_id))) for worker in meta.workers
+                replace(
+                    worker,
+                    held_from_s=there[WorkerId(worker.worker_id)].up.at_s,
+                    held_until_s=gone_s.get(WorkerId(worker.worker_id)),
+                )
+                for worker in meta.workers
+                if WorkerId(worker.worker_id) in there
             ),
             tiers=ahead.world.tiers,
             not_modelled=(*meta.not_modelled, *NOT_MODELLED),
