@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from policies.cluster.controller import Controller, Policy
-from policies.cluster.ids import RequestId
+from policies.cluster.ids import RequestId, WorkerId
 from policies.errors import CapabilityError, ConfigError, EngineError
 from twin.config import Config
 from twin.deciding import build_policy, guards, migration
@@ -74,7 +74,7 @@ class Ahead:
             migration(config),
             *guards(config.resilience),
         ]
-        self.workers = Workers(cluster)
+        self.workers = Workers(cluster, self._is_there)
         network = cluster.network()
         self.world = FedWorld(
             controller=Controller(self.policies),
@@ -218,6 +218,10 @@ class Ahead:
             *(None,) * 6,
             *(0, None, 0, 0, None, None),
         )
+
+    def _is_there(self, worker_id: WorkerId) -> bool:
+        worker = self.world.workers.get(worker_id)
+        return worker is not None and not worker.down
 
     # ------------------------------------------------------------ what came of it
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from policies.cluster.ids import WorkerId
@@ -14,9 +15,11 @@ from twin.worker_spec import WorkerSpec
 
 class Workers:
     """Of one cluster. Live ids follow the order in which engines come up, those of the configuration its groups; within
-    a group all are alike."""
+    a group all are alike. `is_there`: whether a simulated worker has not gone yet: one that drains may take
+    longer than the live one did, and what it has is not to be lost for another."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, is_there: Callable[[WorkerId], bool]) -> None:
+        self._is_there = is_there
         self._groups = {group.config.name: group for group in cluster.groups}
         self._fixed = cluster.topology is not None or bool(cluster.tier_links)
         self._free = {group.config.name: list(group.workers) for group in cluster.groups}
@@ -57,8 +60,11 @@ class Workers:
 
     def _place(self, name: str) -> WorkerSpec:
         group = self._groups[name]
-        if self._free[name]:
-            return self._free[name].pop(0)
+        free = self._free[name]
+        for spec in free:
+            if self._fixed or not self._is_there(spec.worker_id):
+                free.remove(spec)
+                return spec
         if self._fixed:
             raise CapabilityError(
                 f"group {name} has {group.config.count} workers in the configuration, and links or tiers for no more: "

@@ -12,10 +12,11 @@ from policies.cluster.ids import WorkerId
 from reports.record import RunRecord
 from twin.config import Config
 from twin.config_read import load
+from twin.engine.ticks import instant
 from twin.mocker.sinks import MemorySinks
 from twin.replay import replay
 from twin.shadow.ahead import Ahead
-from twin.shadow.facts import Arrived, Drains, Ended, Fact, Left, Pair, Progress
+from twin.shadow.facts import Arrived, Drains, Ended, Fact, Joined, Left, Pair, Progress
 
 POOL = """
 [[workers]]
@@ -174,6 +175,19 @@ def test_workers_come_and_go_as_the_live_ones_do(tmp_path: Path) -> None:
     assert not [notice for answer in answers for notice in answer.notices]
 
 
+def test_a_worker_that_still_drains_here_is_not_lost_for_one_that_comes(tmp_path: Path) -> None:
+    """The live one had drained at once, and another has come: two are there until this one has ended its request."""
+    config = config_of(tmp_path, POOL.replace("count = 3", "count = 1"))
+    long, short = Asked(0.5, 100, 3000, 3000, []), Asked(2.0, 100, 10, 10, [])
+    new = joined(config)[0]._replace(at_s=1.5, worker_id=WorkerId(7))  # type: ignore[call-arg]
+    facts: list[Fact] = [*joined(config), plain(0, long), Drains(1.0, WorkerId(0)), new, plain(1, short)]
+    facts += [Left(1.2, WorkerId(0), "drained", True), ended(0, long, 0.6), ended(1, short, 0.5)]
+    sinks = MemorySinks()
+    pairs, left_out, _ = told(Ahead(config, sinks, wait_s=60.0), facts)
+    assert ([pair.request_id for pair in pairs], left_out) == ([name(1), name(0)], {})
+    assert [(sinks.requests[row][8], sinks.requests[row][17]) for row in (0, 1)] == [(0, 0), (1, 0)]
+
+
 def test_engines_say_what_they_have_room_for(tmp_path: Path) -> None:
     """A pool of 64 blocks cannot hold what the computed one would."""
     config = config_of(tmp_path, POOL.replace("count = 3", "count = 1"))
@@ -182,3 +196,41 @@ def test_engines_say_what_they_have_room_for(tmp_path: Path) -> None:
     facts: list[Fact] = [*small, plain(0, one), ended(0, one, 1.0)]
     pairs, left_out, _ = told(Ahead(config, MemorySinks(), wait_s=60.0), facts)
     assert (pairs, left_out) == ([], {"twin_rejected": 1})
+
+
+@pytest.mark.parametrize(
+    "router", ["kv", "prefill and decode", "kv with the engines' own events, a queue and little KV"]
+)
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_happens_every_request_is_accounted_for(tmp_path: Path, router: str, seed: int) -> None:
+    """Clients leave, answers take for ever, workers are lost, drain and come back: the simulation goes on, its books
+    add up at the end, and each request was compared or left out once."""
+    rng = random.Random(seed)
+    config = config_of(tmp_path, CONFIGS[router] + "[resilience]\nmigration_limit = 3\n")
+    asked = demand(seed, 150)
+    facts: list[Fact] = [*joined(config), *(arrived(n, one) for n, one in enumerate(asked))]
+    for number, one in enumerate(asked):
+        outcome = rng.choices(("completed", "cancelled", "failed", "rejected"), (12, 3, 1, 1))[0]
+        told = ended(number, one, rng.choice((0.3, 2.0, 8.0)) * rng.random())
+        facts.append(told._replace(outcome=outcome))  # type: ignore[arg-type]
+    workers = joined(config)
+    for number in range(6):
+        worker = rng.choice(workers)
+        assert isinstance(worker, Joined)
+        at_s = instant(rng.uniform(0.5, asked[-1].at_s))
+        new = worker._replace(at_s=at_s + 0.5, worker_id=WorkerId(100 + number))
+        workers = [*(one for one in workers if one is not worker), new]
+        if rng.random() < 0.5:
+            facts += [Left(at_s, worker.worker_id, "killed", False), new]
+        else:
+            drained_s = at_s + rng.uniform(0.0, 0.5)
+            facts += [Drains(at_s, worker.worker_id), Left(drained_s, worker.worker_id, "drained", True), new]
+    pairs, left_out, answers = told_of(config, facts)
+    assert len(pairs) + sum(left_out.values()) == len(asked)
+    assert len({pair.request_id for pair in pairs}) == len(pairs) > 50
+    assert left_out["cancelled"] > 5
+    assert answers[-1].open == 0
+
+
+def told_of(config: Config, facts: list[Fact]) -> tuple[list[Pair], dict[str, int], list[Progress]]:
+    return told(Ahead(config, MemorySinks(), wait_s=1.0), facts)
