@@ -172,7 +172,7 @@ def _host(values: Values, config: Config, name: str, tokens: tuple[int, int]) ->
         discovery=values.get("discovery"),
         fingerprint=fingerprint_of(Path(values.get("tokenizer", values.get("checkpoint", ".")))),
         peering=peering(values["peers"], values.get("peer_listen")) if "peers" in values else None,
-        logs=Path(values["logs"]) if "logs" in values else None,
+        logs=Path(values["logs"]).absolute() if "logs" in values else None,
         record=Path(values["record"]) if "record" in values else None,
         lease_s=whole_of(values, "lease", 30),
         tokens=tokens,

@@ -96,7 +96,7 @@ async def _run(values: Values, group: WorkerGroup) -> int:
         Model(checkpoint=str(checkpoint), served_as=values.get("served_as", checkpoint.name)),
         pythons(values),
         asyncio.get_running_loop().time,
-        Path(values["logs"]) if "logs" in values else None,
+        Path(values["logs"]).absolute() if "logs" in values else None,
         whole_of(values, "lease", 30),
         drain_s,
         values.get("host", "127.0.0.1"),

@@ -195,11 +195,13 @@ def test_the_plan_of_engines_is_a_line_for_each_worker(tmp_path: Path) -> None:
         "--checkpoint",
         str(model),
     ]
-    done = subprocess.run([*line, "--python", f"vllm={sys.executable}"], capture_output=True, text=True, check=False)
+    line += ["--python", f"vllm={sys.executable}", "--logs", "logs"]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     commands = [text for text in done.stdout.splitlines() if "vllm.entrypoints" in text]
     assert len(commands) == 2
     assert all("--kv-events-config" in command and str(model) in command for command in commands)
+    assert all(f"ipc://{tmp_path}/logs" in command for command in commands), "engines may run in another folder"
     assert "router.index = engine" in done.stderr
 
 
