@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+from fake_vllm_server import BLOCK, MODEL, checkpoint, interpreter
 
 from policies.cluster import journal
 from reports.record import RunRecord
@@ -135,6 +136,30 @@ def test_a_shadow_predicts_and_its_run_is_compared_with_the_record(tmp_path: Pat
     done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "2 requests matched by row: 100.0 % with the same status" in done.stdout
+
+
+def test_a_shadow_stands_beside_engines_that_are_started(tmp_path: Path) -> None:
+    """Engines behind HTTP, prefill and decode apart: what they say of themselves is what is simulated."""
+    group = '[[workers]]\nname = "{0}"\nrole = "{0}"\ncount = 1\ntp = 1\non_cpu = true\nmodel = "llama-3.1-8b"\n'
+    file = tmp_path / "split.toml"
+    engine = f"[workers.engine]\nblock_size = {BLOCK}\n"
+    file.write_text("".join(group.format(role) + engine for role in ("prefill", "decode")), encoding="utf-8")
+    record = tmp_path / "run"
+    line = ("--config", str(file), "--live", "--checkpoint", str(checkpoint(tmp_path)))
+    python = f"vllm={interpreter(tmp_path)}"
+    with served(tmp_path, *line, "--python", python, "--shadow", "--record", str(record)) as (process, address):
+        for words in (40, 90, 10):
+            body = {"model": MODEL, "prompt": "a b c " * words, "max_tokens": 5}
+            assert httpx.post(f"{address}/v1/completions", json=body).status_code == 200
+    assert process.returncode == 0
+    sizes = []
+    for folder, simulated in ((record, False), (record / "predicted", True)):
+        report = json.loads((folder / "report.json").read_text())
+        assert report["counts"]["completed"] == 3
+        assert report["meta"]["simulated"] is simulated
+        assert sorted(worker["role"] for worker in report["meta"]["workers"]) == ["decode", "prefill"]
+        sizes.append({worker["role"]: worker["total_blocks"] for worker in report["meta"]["workers"]})
+    assert sizes[0] == sizes[1]
 
 
 def test_a_shadow_of_what_cannot_be_simulated_is_refused_before_anything_is_started(tmp_path: Path) -> None:
