@@ -72,6 +72,7 @@ def _build(group: WorkerGroup, first: int, seed: int, *, peer: bool, leap: bool)
             loras=group.loras,
             taints=group.taints or (),
             on_cpu=group.on_cpu,
+            path_s=group.path_s,
         )
         for i in range(group.count)
     )

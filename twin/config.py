@@ -213,7 +213,9 @@ class EngineConfig:
 class LatencyConfig:
     """`[workers.latency]`: the step-latency model, and in `params` that model's own keys."""
 
-    model: str = _key("roofline", "what a step costs", choices=("roofline", "fixed", "polynomial", "table", "silicon"))
+    model: str = _key(
+        "roofline", "what a step costs", choices=("roofline", "fixed", "linear", "polynomial", "table", "silicon")
+    )
     params: Mapping[str, float | str | bool] = field(default_factory=lambda: NO_PARAMS, hash=False)
 
 
@@ -471,6 +473,9 @@ class WorkerGroup:
         None, "what its workers are, for router.required_taints and preferred_taints, like zone=a", absent="none"
     )
     on_cpu: bool = _key(False, "its workers run without GPUs, for router.mode device-aware-weighted")
+    path_s: float = _key(
+        0.0, "from a dispatch until its engine has the request, and for its tokens back: HTTP", low=0, high=LONGEST_S
+    )
     usd_per_hour: float | None = _key(None, "price of one GPU for an hour", low=0, absent="no cost is reported")
     engine: EngineConfig = field(default=EngineConfig())
     latency: LatencyConfig = field(default=LatencyConfig())

@@ -20,7 +20,7 @@ class WorkerSpec:
     they come over links of the run. `host_lanes`: by rank, the lanes that loads from host memory cross (None: they have
     one of their own); `store_lanes`: those that KV from tiers crosses which all workers share, beside the tier's own.
     `tiers`: what a block manager keeps below its device. `loras`: the adapters that it serves (None: any). `taints` and
-    `on_cpu` are what routers are told of it."""
+    `on_cpu` are what routers are told of it. `path_s` is how long a request takes to its engine."""
 
     worker_id: WorkerId
     name: str
@@ -37,3 +37,4 @@ class WorkerSpec:
     loras: tuple[str, ...] | None = None
     taints: tuple[str, ...] = ()
     on_cpu: bool = False
+    path_s: float = 0.0

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from twin.calibrate.measured import Table
     from twin.calibrate.study import Study
 
+LIVE = "live"
 LABELS = {"table": "TPOT", "run": "step"}
 """What can be fitted to, and what the time of its steps is called."""
 
@@ -25,7 +26,7 @@ LABELS = {"table": "TPOT", "run": "step"}
 def calibrate(
     source: Annotated[
         tuple[str, str] | None,
-        typer.Option("--from", metavar="KIND PATH", help="table FILE (.csv, .parquet), or run RUNDIR."),
+        typer.Option("--from", metavar="KIND PATH", help="table FILE (.csv, .parquet), run RUNDIR, or live RUNDIR."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Calibration file to write (.toml).")
@@ -46,9 +47,11 @@ def calibrate(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
 ) -> int:
     """Fit the roofline's coefficients to measured runs, and say how far off they are where nothing was measured."""
+    source = _checked(source, out, check, live)
+    if source[0] == LIVE:
+        return _of_live(Path(source[1]), out, check, columns, quiet=quiet)
     from twin.calibrate.study import study
 
-    source = _checked(source, out, check, live)
     told = _silent if quiet else _progress
     table, design = _measured(source, columns or [], jobs, seed, told)
     done = study(table, design, told)
@@ -58,15 +61,31 @@ def calibrate(
     return Exit.OK if check is None else _compare(done, after, check, source[0])
 
 
+def _of_live(run: Path, out: Path | None, check: Path | None, columns: list[str] | None, *, quiet: bool) -> int:
+    """The `linear` model of a live run, in a configuration; `twin record` also writes the trace."""
+    from twin.commands.record import fitted, tell, written
+
+    if check is not None or columns or out is None:
+        given = "--check" if check is not None else "--columns"
+        raise ConfigError(
+            f"{given}: has no effect with --from live, which fits other figures than those of the roofline"
+        )
+    fit = fitted([run], None, quiet=quiet)
+    written(fit, out)
+    print(tell(fit))
+    print(f"\nwrote {out}\nuse   twin replay TRACE --config {out}")
+    return Exit.OK
+
+
 def _checked(source: tuple[str, str] | None, out: Path | None, check: Path | None, live: str | None) -> tuple[str, str]:
     """What is to be fitted; refuses a line without that, or with nowhere for what comes of it."""
     if live is not None:
         raise CapabilityError(
-            f"--live {live}: probing a server is not there yet; measure it with a load generator and give the table: "
-            f"--from table FILE"
+            f"--live {live}: probing a server is not there yet; record what it serves with twin serve --record, and "
+            f"give that run (--from live RUNDIR), or a table of a load generator (--from table FILE)"
         )
     if source is None:
-        raise ConfigError("nothing to fit: give --from table FILE, or --from run RUNDIR")
+        raise ConfigError("nothing to fit: give --from table FILE, --from run RUNDIR, or --from live RUNDIR")
     if out is None and check is None:
         raise ConfigError("nowhere to write: give --out FILE, or --check OLD to compare only")
     if check is not None and not check.is_file():
@@ -128,7 +147,9 @@ def _measured(
 
     kind, path = source
     if kind not in LABELS:
-        raise ConfigError(f"--from {kind}: not a source; give --from table FILE, or --from run RUNDIR")
+        raise ConfigError(
+            f"--from {kind}: not a source; give --from table FILE, --from run RUNDIR, or --from live RUNDIR"
+        )
     if kind == "run":
         from twin.calibrate.from_run import read_run
 

@@ -36,7 +36,7 @@ OPTIONS = (
     Option("--tp", "N", "GPUs of one worker."),
     Option("--block-size", "N", "Tokens in a KV block."),
     Option("--kv-blocks", "N", "KV blocks of a worker; otherwise what fits into memory."),
-    Option("--latency", "MODEL", "Step latency: roofline, fixed, polynomial, table, silicon."),
+    Option("--latency", "MODEL", "Step latency: roofline, fixed, linear, polynomial, table, silicon."),
     Option("--router", "MODE", "round-robin, random, least-loaded, power-of-two, direct or kv."),
     Option("--faults", "FILE", "Scenario of what goes wrong (docs/faults.md); exit 3 if an expectation is missed."),
     Option("--sla", "LIMITS", "Limits, e.g. ttft=200ms,itl=50ms@p95; exit 3 if they are missed."),

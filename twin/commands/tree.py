@@ -18,6 +18,7 @@ from twin.plugins import COMMANDS, load, names
 # Command -> where its function, or its group of commands, is.
 BUILT_IN = {
     "replay": "twin.commands.replay_typer:replay",
+    "record": "twin.commands.record:record",
     "compare": "twin.commands.runs:compare",
     "report": "twin.commands.runs:report",
     "explain": "twin.commands.explain:explain",

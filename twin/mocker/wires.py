@@ -37,13 +37,19 @@ class _Message(NamedTuple):
 
 
 class Wires:
-    """`parts`: the partitions of now, by name. Empty as a rule, and then nothing needs to be asked."""
+    """`parts`: the partitions of now, by name. `paths`: how long what the frontend tells a worker is on its way, where
+    that is any time at all. Both are empty as a rule, and then nothing needs to be asked. `later` lets something happen
+    after so many seconds.
+    """
 
-    __slots__ = ("_waiting", "parts")
+    __slots__ = ("_later", "_under_way", "_waiting", "parts", "paths")
 
-    def __init__(self) -> None:
+    def __init__(self, later: Callable[[float, Callable[[], None]], None]) -> None:
         self.parts: dict[str, Part] = {}
+        self.paths: dict[WorkerId, float] = {}
         self._waiting: list[_Message] = []
+        self._under_way: list[_Message] = []
+        self._later = later
 
     def cut(self, a: Node, b: Node) -> bool:
         """Whether two cannot reach each other now."""
@@ -51,7 +57,21 @@ class Wires:
 
     def send(self, source: Node, dest: Node, what: Callable[[], None], *, news: bool = False) -> None:
         """Let something happen that one end tells the other: now, or when it can reach it. `news` (what a worker says
-        of itself) goes its own way: of what has waited, it arrives first."""
+        of itself) goes its own way: of what has waited, it arrives first. The frontend's messages take their time."""
+        if source is FRONTEND and dest is not None and dest in self.paths:
+            message = _Message(source, dest, news, what)
+            self._under_way.append(message)
+            self._later(self.paths[dest], lambda: self._arrive(message))
+        else:
+            self._hand_over(source, dest, what, news=news)
+
+    def _arrive(self, message: _Message) -> None:
+        """What was on its way is there, unless its worker is gone."""
+        if message in self._under_way:
+            self._under_way.remove(message)
+            self._hand_over(message.source, message.dest, message.what, news=message.news)
+
+    def _hand_over(self, source: Node, dest: Node, what: Callable[[], None], *, news: bool) -> None:
         if self.parts and self.cut(source, dest):
             self._waiting.append(_Message(source, dest, news, what))
         else:
@@ -66,8 +86,11 @@ class Wires:
 
     def forget(self, worker_id: WorkerId) -> None:
         """What waits for a worker, or comes from it, is gone with it."""
-        self._waiting = [message for message in self._waiting if worker_id not in (message.source, message.dest)]
+        self._waiting, self._under_way = (
+            [message for message in messages if worker_id not in (message.source, message.dest)]
+            for messages in (self._waiting, self._under_way)
+        )
 
     def owes(self, worker_id: WorkerId) -> bool:
         """Whether something waits for a worker."""
-        return any(message.dest == worker_id for message in self._waiting)
+        return any(message.dest == worker_id for message in (*self._waiting, *self._under_way))

@@ -202,7 +202,7 @@ class MockWorld:
         self._one_size = self.tree.block_size if len(self._trees) == 1 else 0
         self._has_keys = key_tokens is not None
         self.specs = {spec.worker_id: spec for spec in workers}
-        self.wires = Wires()
+        self.wires = Wires(lambda delay_s, what: self.call(instant(self.clock.now + delay_s), Order.COMMAND, what))
         self.churn = Churn(self)
         self.partitions = Partitions(self)
         self.starts = Starts(
@@ -517,7 +517,7 @@ class MockWorld:
             request.worker_id = action.worker_id
         if action.leg is not Leg.AGG and request.handoff is None and self.handoffs is not None:
             request.handoff = self.handoffs.begin(request)
-        if self.wires.parts:
+        if self.wires.parts or self.wires.paths:
             self.wires.send(FRONTEND, action.worker_id, lambda: self._reach(request, worker, seq))
         elif action.leg is Leg.AGG and not (self.churn.draining or self.churn.failing):
             refusal = worker.submit(seq)
@@ -595,6 +595,8 @@ class MockWorld:
 
     def start_worker(self, spec: WorkerSpec, epoch: int = 0) -> None:
         self.news.accounts.start(spec)
+        if spec.path_s:
+            self.wires.paths[spec.worker_id] = spec.path_s
         engine = build_engine(
             spec.settings,
             spec.latency,

@@ -12,10 +12,12 @@ from typing import Protocol
 
 from policies.errors import ConfigError
 from policies.frozen import frozen
+from twin.perf.calibration import Reach
 from twin.perf.coefficients import TUNABLE, block_of
 from twin.perf.fixed import FixedLatency
 from twin.perf.hardware import find_gpu
 from twin.perf.layout import Layout
+from twin.perf.linear import LinearCoefficients, LinearLatency, LinearSource
 from twin.perf.memory import MEMORY_SHARE, Placement
 from twin.perf.models import find_model
 from twin.perf.names import pick
@@ -85,6 +87,30 @@ def _table(given: Entry, worker: _Worker) -> LatencyModel:
     )
 
 
+def _linear(given: Entry, worker: _Worker) -> LatencyModel:
+    values = {name: given.number(name, 0.0) for name in LINEAR}
+    if not any(values.values()):
+        raise ConfigError(f"{given.where}: every coefficient is 0; give at least one of {', '.join(values)}")
+    return LinearLatency(
+        LinearCoefficients(**values),
+        LinearSource(
+            name=given.text("source", ""),
+            engine_version=given.text("engine_version", "") or None,
+            error_band=given.text("error_band", "") or None,
+            reach=_measured(given),
+        ),
+    )
+
+
+def _measured(given: Entry) -> Reach | None:
+    """The largest batch, prompt and context that were measured, where all three are told."""
+    told = [name for name in MEASURED if name in given.values]
+    if not told:
+        return None
+    batch, prompt_tokens, context_tokens = (int(given.number(name)) for name in MEASURED)
+    return Reach(batch=batch, prompt_tokens=prompt_tokens, context_tokens=context_tokens)
+
+
 def _silicon(given: Entry, worker: _Worker) -> LatencyModel:
     from twin.perf.external import Names, silicon
 
@@ -117,9 +143,13 @@ def _roofline(given: Entry, worker: _Worker) -> LatencyModel:
     return RooflineLatency(placed, block, overlap=given.flag("overlap_scheduling"))
 
 
+LINEAR = tuple(field.name for field in fields(LinearCoefficients))
+MEASURED = ("measured_batch", "measured_prompt_tokens", "measured_context_tokens")
+
 MODELS: Mapping[str, _Kind] = {
     "fixed": _Kind(("prefill_s", "prefill_s_per_token", "decode_s"), _fixed),
     "polynomial": _Kind(tuple(field.name for field in fields(PolynomialCoefficients)), _polynomial),
+    "linear": _Kind((*LINEAR, "source", "engine_version", "error_band", *MEASURED), _linear),
     "table": _Kind(("path", "extrapolate", "engine_version", "source"), _table),
     "roofline": _Kind(("coefficients", "hardware", "overlap_scheduling", "strict", *TUNABLE), _roofline),
     "silicon": _Kind(("model_id", "gemm_quant_mode", "moe_quant_mode"), _silicon),

@@ -243,7 +243,7 @@ def test_reports_of_a_worker_that_is_cut_off_come_late() -> None:
 
 def test_wires_hold_what_cannot_arrive_and_deliver_it_in_order() -> None:
     a, b = WorkerId(0), WorkerId(1)
-    wires, heard = Wires(), []
+    wires, heard = Wires(lambda delay_s, what: what()), []
     wires.parts["x"] = Part(frozenset((a,)), None)
     wires.parts["y"] = Part(frozenset((a,)), frozenset((b,)))
     assert [wires.cut(a, FRONTEND), wires.cut(a, b), wires.cut(FRONTEND, b)] == [True, True, False]

@@ -1,0 +1,218 @@
+#!/usr/bin/env python3
+"""Real engines against their twin, from nothing: the figures of docs/results/live-vs-twin.md.
+
+    fidelity.py --engines VENV/bin/python --checkpoint DIR [--work DIR] [--write FILE] [--seed 0] [--repeats 3]
+
+Each repeat starts the engines anew (vLLM on CPU, one process each), warms them with prompts of its own, and serves one
+and the same load through `twin serve --live --record`: prompts and answers of mixed lengths, some with a common
+beginning, Poisson arrivals. Then `twin record` fits the twin to the first half of the requests, `twin replay` runs all
+of them, and `twin compare` sets the other half beside the repeats. Our own commands do all of that; this script starts
+them, and copies what they print.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+
+from executors.engines.launch import Place, Ports, launch, port_needs
+from executors.ports import LOOPBACK, PortAllocator
+from twin.config_read import load
+
+HERE = Path(__file__).resolve().parent
+TWIN = [sys.executable, "-m", "twin"]
+CONFIG = HERE / "fidelity.toml"
+READY_S = 400
+LIMIT_S = 120
+TOKENS = (100, 4000)
+"""Token ids of prompts, of the tiny model."""
+PREFIXES, PREFIX_TOKENS, SHARED = 4, 256, 0.4
+"""So many common beginnings of this length; the share of requests that have one of them."""
+WARM_UP = 12
+"""Requests that an engine answers before a run, of all lengths, alone and together."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request of the load."""
+
+    after_s: float
+    prompt: list[int]
+    outputs: int
+
+
+def draw(requests: int, rate_rps: float, seed: int) -> list[Asked]:
+    """Poisson arrivals; prompts of 32 to 1,000 tokens and answers of 4 to 160, skewed to the short ones."""
+    rng = random.Random(f"{seed} fidelity")
+    prefixes = [[rng.randint(*TOKENS) for _ in range(PREFIX_TOKENS)] for _ in range(PREFIXES)]
+    asked, at_s = [], 0.0
+    for _ in range(requests):
+        at_s += rng.expovariate(rate_rps)
+        shared = rng.choice(prefixes) if rng.random() < SHARED else []
+        own = [rng.randint(*TOKENS) for _ in range(log_uniform(rng, 32, 1000 - len(shared)))]
+        asked.append(Asked(at_s, [*shared, *own], log_uniform(rng, 4, 160)))
+    return asked
+
+
+def log_uniform(rng: random.Random, low: int, high: int) -> int:
+    return round(low * (high / low) ** rng.random())
+
+
+# ---------------------------------------------------------------- engines
+
+
+@contextmanager
+def engines(python: Path, checkpoint: Path):
+    """The workers of the configuration, each as a server of its own; yields their URLs by group."""
+    config = load(CONFIG, {}, ("allow_no_effect=true",))
+    with tempfile.TemporaryDirectory(prefix="dt") as top, closing(PortAllocator()) as allocator:
+        urls, lines = {}, []
+        for group in config.workers:
+            for number in range(group.count):
+                name = f"{group.name}-{number}"
+                folder = Path(top, name)
+                folder.mkdir(mode=0o700)
+                ports = Ports(host=LOOPBACK, **allocator.take(name, port_needs(group)))
+                place = Place(
+                    name=name, model=str(checkpoint), served_as="tiny", ports=ports, folder=str(folder), lease_s=30
+                )
+                started = launch(group, place)
+                urls.setdefault(group.name, []).append(f"http://{ports.host}:{ports.http}")
+                log = str(folder / "log")
+                lines.append(
+                    {
+                        "name": name, "port": ports.http, "env": dict(started.env), "args": list(started.argv[2:]),
+                        "log": log,
+                    }
+                )  # fmt: skip
+        spec = Path(top, "spec.json")
+        spec.write_text(json.dumps({"env": {}, "servers": lines}), encoding="utf-8")
+        command = [str(python), str(HERE / "fork_servers.py"), str(spec), "--timeout-s", str(READY_S)]
+        zygote = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            assert zygote.stdout is not None
+            if not any(line.startswith("ALL READY") for line in zygote.stdout):
+                raise SystemExit("\n".join(Path(line["log"]).read_text()[-3000:] for line in lines))
+            yield urls
+        finally:
+            zygote.send_signal(signal.SIGTERM)
+            zygote.wait(READY_S)
+
+
+@contextmanager
+def frontend(urls: dict[str, list[str]], checkpoint: Path, record: Path):
+    """`twin serve` in front of them; yields its address once it serves."""
+    attached = [f"--attach={group}={url}" for group, those in urls.items() for url in those]
+    line = ["serve", "--live", "--config", str(CONFIG), "--tokenizer", str(checkpoint), "--served-as", "tiny"]
+    command = [*TWIN, *line, *attached, "--record", str(record), "--port", "0", "--grace", "0", "--quiet"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        for text in process.stdout:
+            if "ready" in (told := json.loads(text)):
+                yield told["ready"]
+                break
+        else:
+            raise SystemExit("twin serve did not come up")
+    finally:
+        process.send_signal(signal.SIGINT)
+        if process.wait(LIMIT_S) != 0:
+            raise SystemExit(f"twin serve ended with {process.returncode}")
+
+
+# ---------------------------------------------------------------- load
+
+
+async def ask(http: aiohttp.ClientSession, url: str, prompt: list[int], outputs: int) -> None:
+    """One answer, streamed to its end."""
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": outputs, "temperature": 0, "ignore_eos": True}
+    async with http.post(f"{url}/v1/completions", json=body | {"stream": True}) as reply:
+        reply.raise_for_status()
+        async for _ in reply.content:
+            pass
+
+
+def session() -> aiohttp.ClientSession:
+    timeout = aiohttp.ClientTimeout(total=LIMIT_S)
+    return aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
+
+
+async def warm(urls: list[str], seed: int) -> None:
+    """Every shape of step once, with prompts that no run has."""
+    rng = random.Random(f"{seed} warm")
+    sizes = [32 * 2**i for i in range(5)] * 2 + [1000, 1000]
+    async with session() as http:
+        for together in (1, 4):
+            for first in range(0, WARM_UP, together):
+                those = sizes[first : first + together]
+                prompts = [[rng.randint(*TOKENS) for _ in range(size)] for size in those]
+                await asyncio.gather(*(ask(http, url, prompt, 40) for url in urls for prompt in prompts))
+
+
+async def play(url: str, load: list[Asked]) -> None:
+    """The whole load, by the clock."""
+    loop = asyncio.get_running_loop()
+    async with session() as http:
+        began_s = loop.time()
+
+        async def one(asked: Asked) -> None:
+            await asyncio.sleep(max(0.0, began_s + asked.after_s - loop.time()))
+            await ask(http, url, asked.prompt, asked.outputs)
+
+        await asyncio.gather(*map(one, load))
+
+
+def repeat(args: argparse.Namespace, load: list[Asked], record: Path, number: int) -> None:
+    """One live run of the load, recorded."""
+    with engines(args.engines, args.checkpoint) as urls:
+        asyncio.run(warm([url for those in urls.values() for url in those], args.seed))
+        with frontend(urls, args.checkpoint, record) as address:
+            began_s, cpu_s = time.monotonic(), os.times()
+            asyncio.run(play(address, load))
+            wall_s = time.monotonic() - began_s
+            own_s = sum(os.times()[:2]) - sum(cpu_s[:2])
+    print(f"repeat {number}: {len(load)} requests in {wall_s:.0f} s; the load took {own_s:.1f} CPU s", file=sys.stderr)
+
+
+# ---------------------------------------------------------------- the twin
+
+
+def twin(*line: object) -> str:
+    """A command of ours; what it printed."""
+    done = subprocess.run([*TWIN, *map(str, line)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"twin {' '.join(map(str, line))}: {done.stderr}")
+    return done.stdout
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engines", type=Path, default=os.environ.get("DYNATWIN_VLLM_PYTHON"))
+    parser.add_argument("--checkpoint", type=Path, default=os.environ.get("DYNATWIN_TINY_MODEL"))
+    parser.add_argument("--work", type=Path, default=Path("runs/fidelity"))
+    parser.add_argument("--requests", type=int, default=320)
+    parser.add_argument("--rate-rps", type=float, default=3.0)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    if args.engines is None or args.checkpoint is None:
+        parser.error("--engines and --checkpoint, or DYNATWIN_VLLM_PYTHON and DYNATWIN_TINY_MODEL")
+    load = draw(args.requests, args.rate_rps, args.seed)
+    records = [args.work / f"live-{number}" for number in range(1, args.repeats + 1)]
+    for number, record in enumerate(records, 1):
+        repeat(args, load, record, number)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""`twin record`: repeats of a live run in, the trace and the configuration of their twin out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from twin.commands.options import Quiet
+from twin.errors import ConfigError, Exit
+
+if TYPE_CHECKING:
+    from twin.calibrate.live.write import LiveFit
+
+TRACE, CONFIG = "trace.parquet", "twin.toml"
+
+FitRows = Annotated[
+    int | None,
+    typer.Option("--fit-rows", metavar="N", help="Fit to the first N requests only; a replay measures the others."),
+]
+
+
+def record(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of repeats of a live run.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="DIR", help="Folder to write to; otherwise RUN-twin.")
+    ] = None,
+    fit_rows: FitRows = None,
+    quiet: Quiet = False,
+) -> int:
+    """Turn live runs into a trace (of the first one) and a configuration whose step times are fitted to all of them."""
+    from traces.convert import import_trace
+
+    fit = fitted(runs, fit_rows, quiet=quiet)
+    folder = out if out is not None else runs[0].resolve().with_name(f"{runs[0].resolve().name}-twin")
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"--out {folder}: is a file; name a folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    done = import_trace(fit.runs[0].folder / "journal.jsonl", folder / TRACE)
+    written(fit, folder / CONFIG, folder / TRACE)
+    print(tell(fit))
+    print(f"\nwrote {folder / TRACE}: {done.rows:,} rows\nwrote {folder / CONFIG}")
+    print(f"use   twin replay --config {folder / CONFIG} --out {folder / 'replay'}")
+    print(f"      twin compare {' '.join(map(str, runs))} {folder / 'replay'}")
+    return Exit.OK
+
+
+def fitted(runs: Sequence[Path], fit_rows: int | None, *, quiet: bool) -> LiveFit:
+    """What the step times of these runs are. Raises ConfigError for folders that are no repeats of a live run."""
+    from twin.calibrate.live.run import read_live_run, same_demand
+    from twin.calibrate.live.write import fit_runs
+
+    if fit_rows is not None and fit_rows < 1:
+        raise ConfigError(f"--fit-rows {fit_rows}: must be 1 or more; leave it out to fit to all requests")
+    if len({run.resolve() for run in runs}) < len(runs):
+        raise ConfigError(f"{runs[0]}: the same run twice adds nothing; give each repeat once")
+    read = [read_live_run(run, fit_rows) for run in runs]
+    same_demand(read)
+    told: Callable[[str], None] = (lambda what: None) if quiet else _progress
+    return fit_runs(read, fit_rows, told)
+
+
+def written(fit: LiveFit, file: Path, trace: Path | None = None) -> None:
+    """Write the configuration of the twin."""
+    from datetime import date
+
+    from twin.calibrate.live.write import fitted_toml
+
+    try:
+        file.write_text(fitted_toml(fit, date.today(), trace), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be written: {error.strerror}; choose another place") from None
+
+
+def tell(fit: LiveFit) -> str:
+    """What was found, group by group."""
+    from twin.calibrate.live.fit import parts
+
+    lines = [f"runs  {fit.rests_on()}"]
+    for run in fit.runs:
+        lines += [f"      {run.folder.name}: left out {count:,} {why}" for why, count in sorted(run.left_out.items())]
+    for group in fit.groups:
+        lines.append(f"\ngroup {group.group}: {group.requests:,} requests, {group.rounds} rounds")
+        lines += [f"  {name:<24}{value * 1e3:>12.6g} ms" for name, value in parts(group)]
+        mean_ttft, mean_tpot = group.bias
+        means = f"TTFT {mean_ttft:+.1%}" + (f", time per token {mean_tpot:+.1%}" if mean_tpot is not None else "")
+        lines.append(f"  means in the fit: {means}")
+        lines.append(
+            f"  error: {group.unseen.text() if group.unseen else 'not known, too few requests to leave any out'}"
+        )
+    return "\n".join(lines)
+
+
+def _progress(what: str) -> None:
+    print(f"twin: {what}", file=sys.stderr)
