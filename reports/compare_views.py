@@ -33,17 +33,18 @@ COLUMNS = ("", "a", "b", "b - a", "relative", "± 95 %", "")
 def comparison_text(comparison: Comparison, *, colour: bool = False, width: int = WIDTH) -> str:
     """The comparison in at most `width` columns."""
     head = [f"a  {comparison.a}", f"b  {comparison.b}", *(f"note: {note}" for note in comparison.notes)]
-    blocks = [_table(COLUMNS, [row for row, _ in difference_rows(comparison)])]
+    blocks = [plain_table(COLUMNS, [row for row, _ in difference_rows(comparison)])]
     if comparison.matched is not None:
-        blocks.append(_table(MATCHED_COLUMNS, matched_rows(comparison)))
-    blocks.append(_table(("config", "a", "b"), config_rows(comparison)))
+        blocks.append(plain_table(MATCHED_COLUMNS, matched_rows(comparison)))
+    blocks.append(plain_table(("config", "a", "b"), config_rows(comparison)))
     lines = ["\n".join(head), *(rendered(block, colour, width) for block in blocks)]
     if comparison.matched is not None:
         lines.insert(2, matched_line(comparison))
     return "\n\n".join(lines)
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> RenderableType:
+def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> RenderableType:
+    """A table without lines; names stand left, figures right."""
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 1), header_style="bold")

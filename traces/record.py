@@ -135,6 +135,11 @@ def _event(item: Json) -> Json:
     return found if isinstance(found, dict) else {}
 
 
+def _signed(value: int) -> int:
+    """A 64-bit hash as the trace's column has it."""
+    return value - 2**64 if value >= 2**63 else value
+
+
 @dataclass(slots=True)
 class _Request:
     """A request as far as the journal has told of it; `wrong` says why its line cannot be used."""
@@ -214,15 +219,22 @@ class _Reading:
         self._turns_open[str(session)] = self._turns_open.get(str(session), 0) + 1
 
     def _ids(self, event: Json, block: int) -> list[int]:
-        """An id per block: the branch's number and the place in the prompt; one of its own for a partial last block.
+        """An id per block, and one of its own for a partial last block: the block's own hash where the run knew it, or
+        the branch's number and the place in the prompt.
 
-        Equal ids mean that the run itself knew the content as equal; what every worker had dropped counts as new.
+        A branch is forgotten when nobody in the run holds it any more, and the same content then gets a new number:
+        what every worker of a simulated run had dropped counts as new. In a live run engines hold blocks by their
+        hashes, and a number says nothing of what they still have.
         """
         path, isl = event["blocks"], event["isl"]
         ids: list[int] = []
-        for name, end in path["pieces"]:  # type: ignore[index]  # any other shape is caught by the caller
-            first = self._branches[name] << 32
-            ids += range(first + len(ids), first + end)
+        hashes = event.get("local_hashes")
+        if hashes is not None:
+            ids = [_signed(int(each)) for each in hashes]  # type: ignore[attr-defined]
+        else:
+            for name, end in path["pieces"]:  # type: ignore[index]  # any other shape is caught by the caller
+                first = self._branches[name] << 32
+                ids += range(first + len(ids), first + end)
         if len(ids) != isl // block:  # type: ignore[operator]
             raise ValueError
         return [*ids, -self._arrived] if isl % block else ids  # type: ignore[operator]

@@ -22,12 +22,19 @@ import tempfile
 import time
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 
 import aiohttp
 
+from executors.assemble import Host, live_config, live_policies
 from executors.engines.launch import Place, Ports, launch, port_needs
 from executors.ports import LOOPBACK, PortAllocator
+from executors.starter import Model
+from policies.cluster import journal
+from reports.record import RunRecord
+from reports.repeats import compare_repeats
+from reports.repeats_views import fidelity_markdown
 from twin.config_read import load
 
 HERE = Path(__file__).resolve().parent
@@ -160,29 +167,44 @@ async def warm(urls: list[str], seed: int) -> None:
                 await asyncio.gather(*(ask(http, url, prompt, 40) for url in urls for prompt in prompts))
 
 
-async def play(url: str, load: list[Asked]) -> None:
+async def play(url: str, asked: list[Asked]) -> None:
     """The whole load, by the clock."""
     loop = asyncio.get_running_loop()
     async with session() as http:
         began_s = loop.time()
 
-        async def one(asked: Asked) -> None:
-            await asyncio.sleep(max(0.0, began_s + asked.after_s - loop.time()))
-            await ask(http, url, asked.prompt, asked.outputs)
+        async def one(each: Asked) -> None:
+            await asyncio.sleep(max(0.0, began_s + each.after_s - loop.time()))
+            await ask(http, url, each.prompt, each.outputs)
 
-        await asyncio.gather(*map(one, load))
+        await asyncio.gather(*map(one, asked))
 
 
-def repeat(args: argparse.Namespace, load: list[Asked], record: Path, number: int) -> None:
-    """One live run of the load, recorded."""
+def repeat(args: argparse.Namespace, asked: list[Asked], record: Path) -> float:
+    """One live run of the load, recorded; the load average of the host at its end."""
     with engines(args.engines, args.checkpoint) as urls:
         asyncio.run(warm([url for those in urls.values() for url in those], args.seed))
         with frontend(urls, args.checkpoint, record) as address:
-            began_s, cpu_s = time.monotonic(), os.times()
-            asyncio.run(play(address, load))
+            began_s = time.monotonic()
+            asyncio.run(play(address, asked))
             wall_s = time.monotonic() - began_s
-            own_s = sum(os.times()[:2]) - sum(cpu_s[:2])
-    print(f"repeat {number}: {len(load)} requests in {wall_s:.0f} s; the load took {own_s:.1f} CPU s", file=sys.stderr)
+            busy = os.getloadavg()[1]
+    print(f"{record}: {len(asked)} requests in {wall_s:.0f} s, load average {busy:.1f}", file=sys.stderr)
+    return busy
+
+
+def orders_held(record: Path) -> int:
+    """How many events of a run's journal fresh policies answer with the same orders; ends where one differs."""
+    config = load(record / "config.toml", {}, ("allow_no_effect=true",))
+    host = Host(model=Model(checkpoint="", served_as="tiny"), pythons={}, attached={})
+    served, _ = live_config(config, host)
+    policies = live_policies(served, served.workers[0].engine.block_size)
+    with (record / "journal.jsonl").open(encoding="utf-8") as lines:
+        differs = journal.replay(lines, policies)
+    if differs is not None:
+        raise SystemExit(f"{record}: the journal does not replay: {differs}")
+    with (record / "journal.jsonl").open(encoding="utf-8") as lines:
+        return sum(1 for _ in lines) - 1
 
 
 # ---------------------------------------------------------------- the twin
@@ -196,22 +218,117 @@ def twin(*line: object) -> str:
     return done.stdout
 
 
+def halves(record: Path, rows: int) -> tuple[str, ...]:
+    """Mean TTFT and mean time per token of the first `rows` requests, and of the others, in ms."""
+    columns = RunRecord(record).requests
+    first, last, ttft = (columns.floats(name) for name in ("first_token_s", "last_token_s", "ttft_s"))
+    gaps = columns.floats("output_tokens") - 1
+    told = []
+    for part in (slice(0, rows), slice(rows, None)):
+        told.append(f"{1e3 * ttft[part].mean():.1f}")
+        told.append(f"{1e3 * (last - first)[part].sum() / gaps[part].sum():.2f}")
+    return tuple(told)
+
+
+def page(args: argparse.Namespace, records: list[Path], busy: list[float], told: str, held: int) -> str:
+    """docs/results/live-vs-twin.md."""
+    found = compare_repeats(records, args.work / "replay")
+    fitted = args.requests // 2
+    config = CONFIG.relative_to(HERE.parents[1])
+    shown = "\n".join(line for line in told.splitlines() if not line.startswith(("wrote", "use", "      twin")))
+    drift = "\n".join(
+        f"| {record.name} | {' | '.join(halves(record, fitted))} | {average:.1f} |"
+        for record, average in zip(records, busy, strict=True)
+    )
+    return f"""# Live against twin
+
+{
+        PREFACE.format(
+            workers=2,
+            requests=args.requests,
+            rate=args.rate_rps,
+            prefixes=PREFIXES,
+            tokens=PREFIX_TOKENS,
+            shared=SHARED,
+            repeats=len(records),
+            fitted=fitted,
+            config=config,
+            cores=os.cpu_count(),
+        )
+    }
+```bash
+tools/live/install_engines.sh VENV && VENV/bin/python tools/live/make_tiny_model.py MODEL
+python tools/live/fidelity.py --engines VENV/bin/python --checkpoint MODEL --requests {args.requests} \\
+    --rate-rps {args.rate_rps:g} --repeats {len(records)} --seed {args.seed} --write docs/results/live-vs-twin.md
+```
+
+Measured {date.today().isoformat()}, seed {args.seed}.
+
+{fidelity_markdown(found)}
+
+{held:,} events of the {len(records)} journals, decided once more by fresh policies, gave the same orders.
+
+## What was fitted
+
+```
+{shown}
+```
+
+## How steady the host was
+
+Means of each live run, by half: what no model of the engines can know.
+
+| run | TTFT, fitted half, ms | per token | TTFT, other half, ms | per token | load average |
+| --- | ---: | ---: | ---: | ---: | ---: |
+{drift}
+"""
+
+
+PREFACE = """\
+Real engines on a CPU, recorded, and the simulated replay of the same requests beside them: how far off the twin is, and
+how far the live system is off itself. Made by `tools/live/fidelity.py`, which anybody can run:
+
+* **Live**: {workers} workers of vLLM on CPU with a model of 3.2 M random parameters (`{config}`), each a process of its
+  own, behind `twin serve --live` with the `kv` router; on a shared machine with {cores} cores, on which other work ran.
+* **Load**: {requests} requests, Poisson arrivals at {rate:g}/s, prompts of 32 to 1,000 tokens and answers of 4 to 160,
+  log-uniform; {shared:.0%} of the prompts begin with one of {prefixes} prefixes of {tokens} tokens. The same in each of
+  {repeats} repeats; engines start anew for each, and are warm before it.
+* **Calibration**: `twin record` fits a `linear` step model and a constant outside the engines to the first {fitted}
+  requests of each repeat.
+* **Comparison**: `twin replay` plays all requests of the first repeat's trace, `twin compare` looks at the others,
+  which no fit has seen. Simulated figures are those of the column "twin", everything else is measured.
+"""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engines", type=Path, default=os.environ.get("DYNATWIN_VLLM_PYTHON"))
     parser.add_argument("--checkpoint", type=Path, default=os.environ.get("DYNATWIN_TINY_MODEL"))
-    parser.add_argument("--work", type=Path, default=Path("runs/fidelity"))
+    parser.add_argument("--work", type=Path, default=Path("runs/fidelity"), help="folder of the runs")
+    parser.add_argument("--write", type=Path, help="page to write; otherwise it is printed")
     parser.add_argument("--requests", type=int, default=320)
-    parser.add_argument("--rate-rps", type=float, default=3.0)
+    parser.add_argument("--rate-rps", type=float, default=2.0)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--again", action="store_true", help="no new runs: fit and compare those of --work again")
     args = parser.parse_args()
     if args.engines is None or args.checkpoint is None:
         parser.error("--engines and --checkpoint, or DYNATWIN_VLLM_PYTHON and DYNATWIN_TINY_MODEL")
-    load = draw(args.requests, args.rate_rps, args.seed)
+    asked = draw(args.requests, args.rate_rps, args.seed)
     records = [args.work / f"live-{number}" for number in range(1, args.repeats + 1)]
-    for number, record in enumerate(records, 1):
-        repeat(args, load, record, number)
+    averages = args.work / "load-averages.json"
+    if not args.again:
+        averages.parent.mkdir(parents=True, exist_ok=True)
+        averages.write_text(json.dumps([repeat(args, asked, record) for record in records]), encoding="utf-8")
+    busy = json.loads(averages.read_text(encoding="utf-8"))
+    held = sum(map(orders_held, records))
+    told = twin("record", *records, "--fit-rows", args.requests // 2, "--out", args.work, "--quiet")
+    twin("replay", "--config", args.work / "twin.toml", "--out", args.work / "replay", "--no-html", "--quiet")
+    made = page(args, records, busy, told, held)
+    if args.write is None:
+        print(made)
+    else:
+        args.write.write_text(made, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -64,13 +64,19 @@ def report(
 def compare(
     a: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the first run.")],
     b: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the second run.")],
+    more: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[RUN]...", help="Of three and more, the last is the twin of the others: live repeats."),
+    ] = None,
     json: Json = False,
     html: Annotated[
         Path | None, typer.Option("--html", help="Page to write (otherwise beside the second run).", metavar="FILE")
     ] = None,
     no_html: NoHtml = False,
 ) -> int:
-    """Two runs side by side: their figures with the spread of the difference, and their curves in one page."""
+    """Two runs side by side, with the spread of the difference; or live repeats beside their twin."""
+    if more:
+        return _compare_repeats([a, b, *more[:-1]], more[-1], json=json, html=html)
     from reports.compare import compare as compared
     from reports.compare_views import comparison_text, write_comparison_html
 
@@ -87,6 +93,18 @@ def compare(
     print(comparison_text(found, colour=sys.stdout.isatty()))
     if page is not None:
         print(f"\npage  {_near(page)}")
+    return Exit.OK
+
+
+def _compare_repeats(live: list[Path], twin: Path, *, json: bool, html: Path | None) -> int:
+    """Errors of a twin beside the spread of the live runs."""
+    from reports.repeats import compare_repeats
+    from reports.repeats_views import fidelity_text
+
+    if html is not None:
+        raise ConfigError(f"--html {html}: there is a page of two runs only; leave it out, or name two runs")
+    found = compare_repeats(live, twin)
+    print(found.to_json() if json else fidelity_text(found, colour=sys.stdout.isatty()), end="" if json else "\n")
     return Exit.OK
 
 

@@ -67,7 +67,8 @@ class LinearLatency:
         self, chunks: Sequence[PrefillChunk], batch: int, ctx_tokens: int, resumed: int, resumed_ctx_tokens: int
     ) -> float:
         work = step_features(chunks, batch + resumed, ctx_tokens + resumed_ctx_tokens)
-        return sum(each * much for each, much in zip(astuple(self._c), work, strict=True))
+        coefficients: tuple[float, ...] = astuple(self._c)
+        return sum(each * much for each, much in zip(coefficients, work, strict=True))
 
 
 def step_features(

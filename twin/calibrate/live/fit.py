@@ -87,13 +87,13 @@ def fit_group(
     requests = [request for worker in workers for request in worker.requests if request.fitted]
     if len(requests) < LEAST:
         raise ConfigError(
-            f"group {group}: {len(requests)} completed requests to fit to; at least {LEAST} are needed, and 100 or more "
-            f"are worth while"
+            f"group {group}: {len(requests)} completed requests to fit to; at least {LEAST} are needed, "
+            f"and 100 or more are worth while"
         )
     theta = _first_guess(workers)
     rows, batch = _scheduled(workers, settings, theta)
     best = (math.inf, theta, rows, batch)
-    for done in range(1, ROUNDS + 1):  # noqa: B007  # told in the result
+    for done in range(1, ROUNDS + 1):
         last, aim = theta, _solved(rows, theta)
         theta = last + (1.0 if done <= WHOLE_STEPS else DAMPED) * (aim - last)
         moved = _moved(rows, last, theta)

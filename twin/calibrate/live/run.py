@@ -79,7 +79,7 @@ def read_live_run(folder: Path, fit_rows: int | None = None) -> LiveRun:
     config = load(folder / CONFIG_TOML)
     if any(Role(group.role) is not Role.MIXED for group in config.workers):
         raise ConfigError(
-            f"{folder}: prefill and decode workers: what is measured there is two engines and a transfer, which the fit "
+            f"{folder}: prefill and decode workers: its times are those of two engines and a transfer, which the fit "
             f"cannot tell apart; calibrate with a run of mixed workers"
         )
     trace = open_trace(folder / JOURNAL)

@@ -1,4 +1,4 @@
-"""What a fit to live runs hands over: the runs' own configuration with the fitted step times, as `twin replay` takes it.
+"""What a fit to live runs hands over: the runs' own configuration with fitted step times, as `twin replay` takes it.
 
 Nothing but step times, the way to the engine, and the size of pools as the engines told it differs from what was
 served; the trace and the rows that the fit has seen may be named in it.

@@ -1,0 +1,237 @@
+"""Repeats of a live run beside their twin: each figure with the spread that the live system has of itself.
+
+An error that is smaller than that spread cannot be told from chance, and is never called accurate here. Figures are
+those of the rows that the twin measures (its `trace.warmup` rows are left out of the live runs as well).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from policies.errors import ConfigError
+from policies.frozen import frozen
+from reports import metrics
+from reports.build import outcomes_of
+from reports.columns import Columns
+from reports.gaps import GAP_COLUMNS
+from reports.measured import warmup_rows
+from reports.metrics import Distribution, distribution
+from reports.record import RunRecord
+from reports.report import Report, stable_json
+
+SCHEMA: Final = "dynatwin.fidelity/1"
+STATISTICS: Final = ("mean", "p50", "p90", "p99")
+USUAL_REPEATS: Final = 3
+"""Fewer say little about a spread."""
+CLOSE: Final = 0.15
+"""Relative error of a mean that passes for close, where the spread is smaller."""
+JUDGED: Final = ("TTFT mean", "ITL mean", "E2E mean")
+
+Unit = Literal["s", "share", "count", "rate"]
+
+
+@frozen
+class Figure:
+    """One figure: mean, lowest and highest of the live runs (None where one of them does not know it), the twin's,
+    and the relative error of the twin. `inside`: the twin's lies between the lowest and the highest."""
+
+    name: str
+    unit: Unit
+    live: float | None
+    low: float | None
+    high: float | None
+    twin: float | None
+    error: float | None
+    inside: bool | None
+
+
+@frozen
+class Part:
+    """Where a difference of mean E2E comes from, in seconds: `ttft_s` of it is waiting and the prompt, `decode_s` the
+    rest of the answer."""
+
+    ttft_s: float
+    decode_s: float
+
+
+@frozen
+class Fidelity:
+    """Live runs against their twin. `rows` were compared, those from `first_row` on. `same_worker`: share of requests
+    that the twin sent where each live run did; `live_same_worker` the same between the first live run and each other.
+    `close`: whether the judged means are; None where one is not known."""
+
+    live: tuple[str, ...]
+    twin: str
+    rows: int
+    first_row: int
+    figures: tuple[Figure, ...]
+    same_worker: tuple[float, ...]
+    live_same_worker: tuple[float, ...]
+    e2e_part: Part | None
+    close: bool | None
+    latency: tuple[str, ...]
+    notes: tuple[str, ...]
+    not_modelled: tuple[str, ...]
+    schema: str = SCHEMA
+
+    def figure(self, name: str) -> Figure:
+        return next(one for one in self.figures if one.name == name)
+
+    def to_json(self) -> str:
+        """As JSON: sorted keys, null for what is undefined."""
+        return stable_json(self)
+
+
+def compare_repeats(live: Sequence[Path], twin: Path) -> Fidelity:
+    """Compare run folders; ConfigError where one of them is none, or had other requests than the others."""
+    runs = [_Run(folder) for folder in (*live, twin)]
+    *lives, sim = runs
+    for run in runs:
+        _same_requests(lives[0], run)
+    first = warmup_rows(sim.report.meta)
+    if first >= sim.requests.rows:
+        raise ConfigError(f"{twin}: all of its {sim.requests.rows} rows are warm-up; set trace.warmup lower")
+    found = [run.figures(first) for run in runs]
+    figures = tuple(_figure(name, unit, [one.get(name) for one in found]) for name, unit in _units())
+    by_name = {one.name: one for one in figures}
+    judged = [by_name[name] for name in JUDGED]
+    return Fidelity(
+        live=tuple(run.name for run in lives),
+        twin=sim.name,
+        rows=sim.requests.rows - first,
+        first_row=first,
+        figures=figures,
+        same_worker=tuple(_same_worker(run, sim, first) for run in lives),
+        live_same_worker=tuple(_same_worker(lives[0], run, first) for run in lives[1:]),
+        e2e_part=_part(by_name),
+        close=None if any(one.error is None for one in judged) else all(map(is_close, judged)),
+        latency=tuple(
+            f"{one.group}: {one.model}, {one.source}; error {one.error_band}" for one in sim.report.meta.latency
+        ),
+        notes=tuple(_notes(lives, sim, first)),
+        not_modelled=sim.report.meta.not_modelled,
+    )
+
+
+def is_close(figure: Figure) -> bool:
+    """Whether the twin is within the larger of 15 % and the live spread."""
+    return bool(figure.inside) or (figure.error is not None and abs(figure.error) <= CLOSE)
+
+
+class _Run:
+    """One run folder, read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.name = folder, folder.name
+        self.record, self.report = RunRecord(folder), Report.load(folder)
+        self.requests = self.record.requests
+
+    def figures(self, first: int) -> Mapping[str, float | None]:
+        """The figures of the rows from `first` on, by name."""
+        requests = self.requests.behind(first)
+        outcomes, arrival = outcomes_of(requests), requests.floats("arrival_s")
+        done = outcomes.completed
+        begin_s = float(np.nanmin(arrival)) if len(arrival) else None
+        columns = (*GAP_COLUMNS, "start_s")
+        itl = metrics.itl_s(lambda: self.record.steps.batches(columns), since_s=begin_s if first else None)
+        found: dict[str, float | None] = {}
+        for label, values in (
+            ("TTFT", distribution(outcomes.ttft_s[done])),
+            ("ITL", itl),
+            ("TPOT", distribution(outcomes.tpot_s[done])),
+            ("E2E", distribution(outcomes.e2e_s[done])),
+        ):
+            found.update(_statistics(label, values))
+        last = requests.floats("last_token_s")
+        elapsed = float(np.nanmax(last)) - begin_s if done.any() and begin_s is not None else None
+        tokens = requests.floats("output_tokens")[done].sum()
+        found["requests/s"] = metrics.per_second(int(done.sum()), elapsed)
+        found["output tokens/s"] = metrics.per_second(int(tokens), elapsed)
+        found["hit rate"] = self._hit_rate(requests, done)
+        found["preemptions"] = float(self.report.preemptions) if self.report.meta.simulated else None
+        found["completed"] = float(done.sum())
+        return found
+
+    def _hit_rate(self, requests: Columns, done: npt.NDArray[np.bool_]) -> float | None:
+        """Cached over all prompt tokens, of completed requests whose engine told."""
+        cached = requests.floats("cached_tokens")
+        known = done & ~np.isnan(cached)
+        if not self.report.meta.hash_known or not known.any():
+            return None
+        return metrics.hit_rate(cached[known], requests.floats("isl")[known])
+
+
+def _statistics(label: str, values: Distribution) -> Iterator[tuple[str, float | None]]:
+    return ((f"{label} {name}", values.statistic(name)) for name in STATISTICS)
+
+
+def _units() -> Iterator[tuple[str, Unit]]:
+    for label in ("TTFT", "ITL", "TPOT", "E2E"):
+        for name in STATISTICS:
+            yield f"{label} {name}", "s"
+    yield "requests/s", "rate"
+    yield "output tokens/s", "rate"
+    yield "hit rate", "share"
+    yield "preemptions", "count"
+    yield "completed", "count"
+
+
+def _figure(name: str, unit: Unit, values: Sequence[float | None]) -> Figure:
+    *live, twin = values
+    known = [value for value in live if value is not None]
+    if len(known) < len(live):
+        return Figure(name=name, unit=unit, live=None, low=None, high=None, twin=twin, error=None, inside=None)
+    mean, low, high = sum(known) / len(known), min(known), max(known)
+    return Figure(
+        name=name,
+        unit=unit,
+        live=mean,
+        low=low,
+        high=high,
+        twin=twin,
+        error=None if twin is None or not mean else twin / mean - 1,
+        inside=None if twin is None else low <= twin <= high,
+    )
+
+
+def _part(figures: Mapping[str, Figure]) -> Part | None:
+    """E2E is TTFT and the rest, and so are differences of their means over the same requests."""
+    ttft, e2e = figures["TTFT mean"], figures["E2E mean"]
+    if ttft.live is None or ttft.twin is None or e2e.live is None or e2e.twin is None:
+        return None
+    first = ttft.twin - ttft.live
+    return Part(ttft_s=first, decode_s=e2e.twin - e2e.live - first)
+
+
+def _same_requests(a: _Run, b: _Run) -> None:
+    for name in ("isl", "osl"):
+        if not np.array_equal(a.requests.floats(name), b.requests.floats(name)):
+            raise ConfigError(
+                f"{b.folder}: had other requests than {a.folder} ({b.requests.rows:,} and {a.requests.rows:,} rows, "
+                f"compared by {name}); give repeats of one load, and the replay of one of them"
+            )
+
+
+def _same_worker(a: _Run, b: _Run, first: int) -> float:
+    workers = [run.requests.behind(first).ints("worker_id", null=-1) for run in (a, b)]
+    return float((workers[0] == workers[1]).mean())
+
+
+def _notes(lives: Sequence[_Run], sim: _Run, first: int) -> Iterator[str]:
+    for run in (*lives, sim):
+        if not run.record.complete:
+            yield f"{run.name} is partial: it was stopped half-way"
+    if len(lives) < USUAL_REPEATS:
+        yield f"{len(lives)} repeats say little about the live spread; record {USUAL_REPEATS} or more"
+    made_up = [run.name for run in lives if run.report.meta.simulated]
+    if made_up:
+        yield f"simulated as well, and no measurement: {', '.join(made_up)}"
+    if not sim.report.meta.simulated:
+        yield f"{sim.name} was measured, not simulated: it is one more repeat"
+    if first:
+        yield f"the first {first:,} requests are played and left out of all figures (trace.warmup of {sim.name})"
