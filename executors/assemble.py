@@ -215,6 +215,7 @@ class LiveCluster:
                     tree=self.world.tree,
                     tell=self.world.post if wants else None,
                     tokens=self.host.tokens,
+                    path_s=spec.path_s,
                 )
                 self.world.fleet.join(engine, engine.facts(), spec.name, group.config.name, spec.worker_id)
 

@@ -23,6 +23,7 @@ from twin.engine.build import build_engine
 from twin.engine.plan import Outcome, StepPlan
 from twin.engine.sequence import Sequence
 from twin.engine.settings import EngineSettings
+from twin.engine.ticks import instant
 from twin.perf.protocol import LatencyModel
 
 SEED_TOKENS = 16
@@ -49,7 +50,7 @@ class MockEngine:
     """One worker of the simulated kind as `protocol.Engine`. It makes token ids from the first of
     `tokens` to before the last.
 
-    `transfer_s` is how long the KV of a prompt of so many tokens takes to come here. `tell` takes what it has to say of
+    `transfer_s` is how long the KV of a prompt of so many tokens takes to come here, `path_s` how long a request does. `tell` takes what it has to say of
     its blocks, in the simulator's own words (None: it says nothing).
     """
 
@@ -71,6 +72,7 @@ class MockEngine:
         tell: Callable[[WorkerEvent], None] | None = None,
         tokens: tuple[int, int] = (100, 32_000),
         transfer_s: Callable[[int], float] = lambda tokens: 0.0,
+        path_s: float = 0.0,
     ) -> None:
         self.name = name
         self._settings = settings
@@ -84,6 +86,7 @@ class MockEngine:
         self._first_token, last = tokens
         self._tokens = last - self._first_token
         self._transfer_s = transfer_s
+        self._path_s = path_s
         self._engine = build_engine(settings, latency, worker_id=worker_id, kv_events=tell is not None)
         self._plan: StepPlan | None = None
         self._legs: dict[str, _Leg] = {}
@@ -117,6 +120,8 @@ class MockEngine:
         )
 
     async def generate(self, request: LegRequest) -> AsyncGenerator[Piece, None]:
+        if self._path_s and not self._closed:
+            await self._on_its_way()
         if self._closed:
             raise LegFailed(LossCause.CONNECT, f"{self.name} is gone")
         leg = self._submit(request)
@@ -133,6 +138,11 @@ class MockEngine:
                 await leg.news.wait()
         finally:
             self._forget(leg)
+
+    async def _on_its_way(self) -> None:
+        there = asyncio.Event()
+        self._clock.call_at(instant(self._clock.now() + self._path_s), int(Order.COMMAND), there.set)
+        await there.wait()
 
     def meeting_point(self) -> Mapping[str, object]:
         raise CapabilityError("a mock engine hands KV over after the prompt, not by a meeting point")

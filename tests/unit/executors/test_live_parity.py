@@ -69,7 +69,9 @@ def policies_of(tmp_path: Path, router: str) -> list:
     return [build_policy(load(path), 16), Migration(MigrationSettings(limit=3, max_seq_len=None))]
 
 
-def live(rows: list[Row], workers: int, policies: list, settings: object, kill_s: float | None = None) -> list[str]:
+def live(
+    rows: list[Row], workers: int, policies: list, settings: object, kill_s: float | None = None, path_s: float = 0.0
+) -> list[str]:
     """The rows through the live world; worker 1 dies at `kill_s`."""
 
     async def main(clock: VirtualClock) -> list[str]:
@@ -95,6 +97,7 @@ def live(rows: list[Row], workers: int, policies: list, settings: object, kill_s
                 worker_id=WorkerId(number),
                 tree=tree,
                 tell=world.post if controller.wants(BlocksStored) else None,
+                path_s=path_s,
             )
             world.fleet.join(engine, engine.facts(), f"w{number}", "w", WorkerId(number))
 
@@ -128,7 +131,7 @@ def live(rows: list[Row], workers: int, policies: list, settings: object, kill_s
 
 
 def simulated(
-    rows: list[Row], workers: int, policies: list, settings: object, kill_s: float | None = None
+    rows: list[Row], workers: int, policies: list, settings: object, kill_s: float | None = None, path_s: float = 0.0
 ) -> list[str]:
     """The rows through the simulated world."""
     controller, lines = journaled(policies)
@@ -136,7 +139,7 @@ def simulated(
     world = MockWorld(
         controller=controller,
         workers=[
-            WorkerSpec(worker_id=WorkerId(i), name=f"w{i}", settings=settings, latency=latency)  # type: ignore[arg-type]
+            WorkerSpec(worker_id=WorkerId(i), name=f"w{i}", settings=settings, latency=latency, path_s=path_s)  # type: ignore[arg-type]
             for i in range(workers)
         ],
         demand=RowsDemand(rows),
@@ -165,6 +168,15 @@ def test_both_worlds_lose_a_worker_and_send_its_requests_again_alike(tmp_path: P
     seen = simulated(rows, 3, policies_of(tmp_path, ROUTERS["kv"]), settings, kill_s=2.0000005)
     assert sum('"type":"RequestMigrated"' in line for line in seen) > 3
     same(live(rows, 3, policies_of(tmp_path, ROUTERS["kv"]), settings, kill_s=2.0000005), seen)
+
+
+@pytest.mark.parametrize("kill_s", [None, 2.0000005])
+def test_both_worlds_have_requests_under_way_to_their_engines_alike(tmp_path: Path, kill_s: float | None) -> None:
+    rows, settings = rows_of(13, 200), engine_settings()
+    more = {"kill_s": kill_s, "path_s": 0.0123}
+    seen = simulated(rows, 3, policies_of(tmp_path, ROUTERS["kv"]), settings, **more)
+    assert (sum('"type":"RequestMigrated"' in line for line in seen) > 3) == (kill_s is not None)
+    same(live(rows, 3, policies_of(tmp_path, ROUTERS["kv"]), settings, **more), seen)
 
 
 def same(live: list[str], simulated: list[str]) -> None:

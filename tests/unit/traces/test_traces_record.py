@@ -21,7 +21,7 @@ from policies.cluster.events import (
     RequestRejected,
     WorkerUp,
 )
-from policies.cluster.ids import RequestId, Role, WorkerId
+from policies.cluster.ids import BlockHash, RequestId, Role, WorkerId
 from policies.cluster.journal import Header, Journal
 from traces.errors import TraceError
 from traces.load import ReadOptions, Trace, open_trace
@@ -94,6 +94,26 @@ def test_content_shares_what_the_run_shared(tmp_path: Path, batch_rows: int) -> 
     shared = [[sum(1 for x, y in zip(a, b, strict=False) if x == y) for b in ids] for a in ids]
     assert shared == [[3, 2, 3, 0, 3], [2, 3, 2, 0, 2], [3, 2, 4, 0, 3], [0, 0, 0, 1, 0], [3, 2, 3, 0, 3]]
     assert describe(tmp_path / "journal.jsonl").hit_rate_tokens == pytest.approx((32 + 48 + 0 + 47) / 210)
+
+
+def test_content_that_the_run_has_forgotten_is_known_again_by_its_hashes(tmp_path: Path) -> None:
+    """Nobody holds the first prompt when the second comes: a new branch, and the same blocks in the engine."""
+    hashes = (BlockHash(7), BlockHash(2**64 - 5))
+    events: list[Event] = [up()]
+    for number, local in enumerate((hashes, (*hashes, BlockHash(9)), None)):
+        tree = ContentTree(key_tokens=16, block_size=16)
+        for _ in range(number):
+            tree.private()  # so that no number comes twice
+        isl = 32 if local is None else 16 * len(local)
+        path = tree.path([1, 2, 3], isl)
+        events += [
+            arrived(float(number), str(number), isl, blocks=path, local_hashes=local),
+            finished(number + 0.5, str(number)),
+        ]
+    first, second, third = (row["hash_ids"] for row in rows(open_trace(journal(tmp_path / "journal.jsonl", events))))
+    assert first == second[:2] == [7, -5]
+    assert second[2] == 9
+    assert not {*third} & {*second}
 
 
 def test_a_later_turn_waits_for_its_answer_again(tmp_path: Path) -> None:

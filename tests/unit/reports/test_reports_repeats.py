@@ -1,0 +1,148 @@
+"""Live repeats beside their twin: spread and error by hand, what is not known stays open, other requests are refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builders_reports import Ask, Toy, draw_asks, run_toy
+
+from policies.errors import ConfigError
+from reports.build import build_report
+from reports.record import RunRecord, finish_run
+from reports.repeats import Fidelity, compare_repeats, is_close
+from reports.repeats_views import fidelity_markdown, fidelity_text
+
+ASKS = draw_asks(300, 6.0, seed=1)
+SPEEDS = {"live-1": 0.0080, "live-2": 0.0084, "live-3": 0.0096, "near": 0.0085, "far": 0.0130, "off": 0.0098}
+WARMUP = 100
+
+
+def put(folder: Path, decode_s: float, asks: list[Ask] = ASKS, *, workers: int = 2, warmup: int | None = None) -> Path:
+    toy = Toy(workers=workers, decode_s=decode_s, prefill_s_per_token=2e-4, max_seqs=32)
+    run = run_toy(folder, asks, toy)
+    simulated = not folder.name.startswith("live")
+    config = {"trace": {"warmup": warmup}} if warmup else {}
+    build_report(folder, replace(run.meta, simulated=simulated, config=config, not_modelled=("the weather",)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    top = tmp_path_factory.mktemp("runs")
+    found = {name: put(top / name, decode_s) for name, decode_s in SPEEDS.items()}
+    found["half"] = put(top / "half", SPEEDS["near"], warmup=WARMUP)
+    found["other"] = put(top / "live-other", 0.008, draw_asks(300, 6.0, seed=2))
+    found["three"] = put(top / "three", SPEEDS["near"], workers=3)
+    return found
+
+
+def against(folders: dict[str, Path], twin: str, repeats: int = 3) -> Fidelity:
+    return compare_repeats([folders[f"live-{n}"] for n in range(1, repeats + 1)], folders[twin])
+
+
+def column(folder: Path, name: str) -> np.ndarray:
+    return RunRecord(folder).requests.floats(name)
+
+
+def test_each_figure_has_the_mean_and_the_ends_of_the_live_runs_and_the_error_of_the_twin(
+    folders: dict[str, Path],
+) -> None:
+    e2e = against(folders, "far").figure("E2E p90")
+    live = [float(np.quantile(column(folders[f"live-{n}"], "e2e_s"), 0.9)) for n in (1, 2, 3)]
+    twin = float(np.quantile(column(folders["far"], "e2e_s"), 0.9))
+    assert (e2e.live, e2e.low, e2e.high) == (pytest.approx(np.mean(live)), min(live), max(live))
+    assert e2e.error == pytest.approx(twin / np.mean(live) - 1)
+    assert e2e.inside is False
+
+
+def test_an_error_within_the_spread_is_not_distinguishable_and_never_called_accurate(folders: dict[str, Path]) -> None:
+    found = against(folders, "near")
+    assert found.figure("ITL mean").inside
+    assert found.close is True
+    text = fidelity_text(found)
+    (line,) = (line for line in text.splitlines() if line.startswith(" ITL mean"))
+    assert "not distinguishable" in line
+    assert "accurate" not in text
+    assert "within the larger of 15% and the live spread: held" in text
+
+
+def test_beyond_the_spread_fifteen_percent_pass_and_more_is_named(folders: dict[str, Path]) -> None:
+    off = against(folders, "off").figure("ITL mean")
+    assert not off.inside
+    assert is_close(off)
+    far = against(folders, "far")
+    assert far.close is False
+    assert "missed by ITL mean, E2E mean" in fidelity_text(far)
+
+
+def test_the_difference_of_e2e_is_split_at_the_first_token(folders: dict[str, Path]) -> None:
+    found = against(folders, "far")
+    part = found.e2e_part
+    assert part is not None
+    e2e, ttft = found.figure("E2E mean"), found.figure("TTFT mean")
+    assert part.ttft_s == pytest.approx(ttft.twin - ttft.live)
+    assert part.ttft_s + part.decode_s == pytest.approx(e2e.twin - e2e.live)
+    assert part.decode_s > part.ttft_s
+
+
+def test_rows_that_the_twin_leaves_out_are_left_out_of_the_live_runs_too(folders: dict[str, Path]) -> None:
+    found = against(folders, "half")
+    assert (found.rows, found.first_row) == (200, WARMUP)
+    live = np.mean([column(folders[f"live-{n}"], "ttft_s")[WARMUP:].mean() for n in (1, 2, 3)])
+    assert found.figure("TTFT mean").live == pytest.approx(live)
+    assert found.figure("TTFT mean").twin == pytest.approx(column(folders["half"], "ttft_s")[WARMUP:].mean())
+    assert found.figure("completed").live == 200
+    assert any("the first 100 requests are played and left out" in note for note in found.notes)
+
+
+def test_the_share_on_the_same_worker_is_told_beside_that_of_the_live_runs(folders: dict[str, Path]) -> None:
+    found = against(folders, "three")
+    same = np.mean([row % 2 == row % 3 for row in range(300)])
+    assert found.same_worker == (pytest.approx(same),) * 3
+    assert found.live_same_worker == (1.0, 1.0)
+
+
+def test_what_a_live_run_does_not_know_stays_open(folders: dict[str, Path]) -> None:
+    preemptions = against(folders, "near").figure("preemptions")
+    assert (preemptions.live, preemptions.error, preemptions.inside) == (None, None, None)
+    assert preemptions.twin == 0
+
+
+def test_odd_comparisons_are_noted(folders: dict[str, Path]) -> None:
+    assert any("2 repeats say little about the live spread" in note for note in against(folders, "near", 2).notes)
+    swapped = compare_repeats([folders["near"], folders["live-1"], folders["live-2"]], folders["live-3"])
+    assert "simulated as well, and no measurement: near" in swapped.notes
+    assert "live-3 was measured, not simulated: it is one more repeat" in swapped.notes
+
+
+def test_a_partial_run_is_noted(folders: dict[str, Path], tmp_path: Path) -> None:
+    partial = put(tmp_path / "live-4", 0.008)
+    finish_run(partial, complete=False, cpu_s=1.0, wall_s=1.0, asked_requests=300, versions={})
+    found = compare_repeats([folders["live-1"], partial], folders["near"])
+    assert "live-4 is partial: it was stopped half-way" in found.notes
+
+
+def test_other_requests_are_refused(folders: dict[str, Path]) -> None:
+    with pytest.raises(ConfigError, match=r"live-other: had other requests than .*live-1 \(300 and 300 rows"):
+        compare_repeats([folders["live-1"], folders["other"]], folders["near"])
+
+
+def test_a_twin_that_measures_nothing_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
+    all_warm = put(tmp_path / "warm", 0.008, warmup=300)
+    with pytest.raises(ConfigError, match="all of its 300 rows are warm-up; set trace.warmup lower"):
+        compare_repeats([folders["live-1"], folders["live-2"]], all_warm)
+
+
+def test_json_and_markdown_say_the_same(folders: dict[str, Path]) -> None:
+    found = against(folders, "near")
+    plain = json.loads(found.to_json())
+    by_name = {one["name"]: one for one in plain["figures"]}
+    assert by_name["E2E mean"]["low"] == found.figure("E2E mean").low
+    assert by_name["preemptions"]["live"] is None
+    lines = fidelity_markdown(found).splitlines()
+    assert [line.split("|")[1].strip() for line in lines[2:] if line.startswith("|")] == list(by_name)
+    assert "* not modelled: the weather" in lines
