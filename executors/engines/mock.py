@@ -50,8 +50,8 @@ class MockEngine:
     """One worker of the simulated kind as `protocol.Engine`. It makes token ids from the first of
     `tokens` to before the last.
 
-    `transfer_s` is how long the KV of a prompt of so many tokens takes to come here, `path_s` how long a request does. `tell` takes what it has to say of
-    its blocks, in the simulator's own words (None: it says nothing).
+    `transfer_s` is how long the KV of a prompt of so many tokens takes to come here, `path_s` how long a request does.
+    `tell` takes what it has to say of its blocks, in the simulator's own words (None: it says nothing).
     """
 
     moves = Moves.AFTER

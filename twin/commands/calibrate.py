@@ -49,7 +49,7 @@ def calibrate(
     """Fit the roofline's coefficients to measured runs, and say how far off they are where nothing was measured."""
     source = _checked(source, out, check, live)
     if source[0] == LIVE:
-        return _of_live(Path(source[1]), out, check, columns, quiet=quiet)
+        return _of_live(Path(source[1]), out, check, columns, jobs, seed, quiet=quiet)
     from twin.calibrate.study import study
 
     told = _silent if quiet else _progress
@@ -61,15 +61,24 @@ def calibrate(
     return Exit.OK if check is None else _compare(done, after, check, source[0])
 
 
-def _of_live(run: Path, out: Path | None, check: Path | None, columns: list[str] | None, *, quiet: bool) -> int:
+def _of_live(
+    run: Path,
+    out: Path | None,
+    check: Path | None,
+    columns: list[str] | None,
+    jobs: int | None,
+    seed: int,
+    *,
+    quiet: bool,
+) -> int:
     """The `linear` model of a live run, in a configuration; `twin record` also writes the trace."""
     from twin.commands.record import fitted, tell, written
 
-    if check is not None or columns or out is None:
-        given = "--check" if check is not None else "--columns"
-        raise ConfigError(
-            f"{given}: has no effect with --from live, which fits other figures than those of the roofline"
-        )
+    given = {"--check": check, "--columns": columns, "--jobs": jobs, "--seed": seed or None}
+    for name in (name for name, value in given.items() if value):
+        raise ConfigError(f"{name}: has no effect with --from live, which fits a linear model to single requests")
+    if out is None:
+        raise ConfigError("nowhere to write: give --out FILE")
     fit = fitted([run], None, quiet=quiet)
     written(fit, out)
     print(tell(fit))

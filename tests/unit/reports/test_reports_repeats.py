@@ -1,4 +1,4 @@
-"""Live repeats beside their twin: spread and error by hand, what is not known stays open, other requests are refused."""
+"""Live repeats beside their twin: spread and error by hand; the unknown stays open; other requests are refused."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_other_requests_are_refused(folders: dict[str, Path]) -> None:
 
 def test_a_twin_that_measures_nothing_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
     all_warm = put(tmp_path / "warm", 0.008, warmup=300)
-    with pytest.raises(ConfigError, match="all of its 300 rows are warm-up; set trace.warmup lower"):
+    with pytest.raises(ConfigError, match=r"all of its 300 rows are warm-up; set trace\.warmup lower"):
         compare_repeats([folders["live-1"], folders["live-2"]], all_warm)
 
 
