@@ -29,6 +29,10 @@ NOT_MODELLED = (
 
 NO_FAULTS = ("engine errors and failures of the control plane (a scenario of --faults has them)",)
 NO_TIERS = ("KV tiers below devices (workers.kvbm has them)",)
+PATH_NOT_MODELLED = (
+    "tokeniser and HTTP time, but for the constant way to an engine (path_s), and the network between clients and the "
+    "cluster"
+)
 TIERS_NOT_MODELLED = (
     "KV tiers: layers that come while a step runs, checks of stored bytes, device memory that waits to be copied, "
     "disks that workers of one node share",
@@ -104,7 +108,8 @@ def _not_modelled(config: Config, groups: Iterable[Group]) -> tuple[str, ...]:
     groups = tuple(groups)
     faults = () if config.faults.path is not None else NO_FAULTS
     tiers = TIERS_NOT_MODELLED if any(group.config.kvbm.has_tiers for group in groups) else NO_TIERS
-    return (*NOT_MODELLED, *faults, *tiers, *(ADAPTERS_NOT_MODELLED if any(_has_adapters(g) for g in groups) else ()))
+    outside = (PATH_NOT_MODELLED, *NOT_MODELLED[1:]) if all(group.config.path_s for group in groups) else NOT_MODELLED
+    return (*outside, *faults, *tiers, *(ADAPTERS_NOT_MODELLED if any(_has_adapters(g) for g in groups) else ()))
 
 
 def _has_adapters(group: Group) -> bool:
