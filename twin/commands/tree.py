@@ -18,7 +18,6 @@ from twin.plugins import COMMANDS, load, names
 # Command -> where its function, or its group of commands, is.
 BUILT_IN = {
     "replay": "twin.commands.replay_typer:replay",
-    "record": "twin.commands.record:record",
     "compare": "twin.commands.runs:compare",
     "report": "twin.commands.runs:report",
     "explain": "twin.commands.explain:explain",
@@ -27,6 +26,7 @@ BUILT_IN = {
     "import": "twin.commands.traces:import_",
     "traces": "twin.commands.traces:traces",
     "calibrate": "twin.commands.calibrate:calibrate",
+    "record": "twin.commands.record:record",
     "models": "twin.commands.catalogue:models",
     "hardware": "twin.commands.catalogue:hardware",
 }
