@@ -17,7 +17,7 @@ from policies.errors import ConfigError
 from policies.frozen import frozen
 from reports import metrics
 from reports.build import outcomes_of
-from reports.columns import Columns
+from reports.columns import I64
 from reports.gaps import GAP_COLUMNS
 from reports.measured import warmup_rows
 from reports.metrics import Distribution, distribution
@@ -33,6 +33,9 @@ CLOSE: Final = 0.15
 JUDGED: Final = ("TTFT mean", "ITL mean", "E2E mean")
 
 Unit = Literal["s", "share", "count", "rate"]
+Rows = I64
+"""Places of requests in a run."""
+Flags = npt.NDArray[np.bool_]
 
 
 @frozen
@@ -89,31 +92,33 @@ class Fidelity:
 
 def compare_repeats(live: Sequence[Path], twin: Path) -> Fidelity:
     """Compare run folders; ConfigError where one of them is none, or had other requests than the others."""
-    runs = [_Run(folder) for folder in (*live, twin)]
-    *lives, sim = runs
-    for run in runs:
-        _same_requests(lives[0], run)
+    lives, sim = [_Run(folder) for folder in live], _Run(twin)
+    rows = _matched(lives, sim)
     first = warmup_rows(sim.report.meta)
-    if first >= sim.requests.rows:
-        raise ConfigError(f"{twin}: all of its {sim.requests.rows} rows are warm-up; set trace.warmup lower")
-    found = [run.figures(first) for run in runs]
+    if first >= len(rows):
+        raise ConfigError(f"{twin}: all of its {len(rows):,} rows are warm-up; set trace.warmup lower")
+    runs = [*lives, sim]
+    places = [rows[first:]] * len(lives) + [np.arange(first, len(rows))]
+    done = np.logical_and.reduce([run.completed[at] for run, at in zip(runs, places, strict=True)])
+    found = [run.figures(at, done, gaps_since=first > 0) for run, at in zip(runs, places, strict=True)]
     figures = tuple(_figure(name, unit, [one.get(name) for one in found]) for name, unit in _units())
     by_name = {one.name: one for one in figures}
     judged = [by_name[name] for name in JUDGED]
+    workers = [run.workers[at] for run, at in zip(runs, places, strict=True)]
     return Fidelity(
         live=tuple(run.name for run in lives),
         twin=sim.name,
-        rows=sim.requests.rows - first,
+        rows=len(done),
         first_row=first,
         figures=figures,
-        same_worker=tuple(_same_worker(run, sim, first) for run in lives),
-        live_same_worker=tuple(_same_worker(lives[0], run, first) for run in lives[1:]),
+        same_worker=tuple(float((each == workers[-1]).mean()) for each in workers[:-1]),
+        live_same_worker=tuple(float((each == workers[0]).mean()) for each in workers[1:-1]),
         e2e_part=_part(by_name),
         close=None if any(one.error is None for one in judged) else all(map(is_close, judged)),
         latency=tuple(
             f"{one.group}: {one.model}, {one.source}; error {one.error_band}" for one in sim.report.meta.latency
         ),
-        notes=tuple(_notes(lives, sim, first)),
+        notes=tuple(_notes(lives, sim, first, int((~done).sum()))),
         not_modelled=sim.report.meta.not_modelled,
     )
 
@@ -124,46 +129,48 @@ def is_close(figure: Figure) -> bool:
 
 
 class _Run:
-    """One run folder, read."""
+    """One run folder, read; columns are those of all its requests."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.name = folder, folder.name
         self.record, self.report = RunRecord(folder), Report.load(folder)
         self.requests = self.record.requests
+        self.outcomes = outcomes_of(self.requests)
+        self.completed = self.outcomes.completed
+        self.workers = self.requests.ints("worker_id", null=-1)
 
-    def figures(self, first: int) -> Mapping[str, float | None]:
-        """The figures of the rows from `first` on, by name."""
-        requests = self.requests.behind(first)
-        outcomes, arrival = outcomes_of(requests), requests.floats("arrival_s")
-        done = outcomes.completed
-        begin_s = float(np.nanmin(arrival)) if len(arrival) else None
+    def figures(self, at: Rows, done: Flags, *, gaps_since: bool) -> Mapping[str, float | None]:
+        """The figures of the requests `at` these places; latencies of those that are `done` in every run. Gaps of a
+        part of a run (`gaps_since`) are those that begin when the first of its requests has arrived."""
+        outcomes, arrival = self.outcomes, self.requests.floats("arrival_s")[at]
+        begin_s = float(np.nanmin(arrival))
         columns = (*GAP_COLUMNS, "start_s")
-        itl = metrics.itl_s(lambda: self.record.steps.batches(columns), since_s=begin_s if first else None)
+        itl = metrics.itl_s(lambda: self.record.steps.batches(columns), since_s=begin_s if gaps_since else None)
         found: dict[str, float | None] = {}
         for label, values in (
-            ("TTFT", distribution(outcomes.ttft_s[done])),
+            ("TTFT", distribution(outcomes.ttft_s[at][done])),
             ("ITL", itl),
-            ("TPOT", distribution(outcomes.tpot_s[done])),
-            ("E2E", distribution(outcomes.e2e_s[done])),
+            ("TPOT", distribution(outcomes.tpot_s[at][done])),
+            ("E2E", distribution(outcomes.e2e_s[at][done])),
         ):
             found.update(_statistics(label, values))
-        last = requests.floats("last_token_s")
-        elapsed = float(np.nanmax(last)) - begin_s if done.any() and begin_s is not None else None
-        tokens = requests.floats("output_tokens")[done].sum()
-        found["requests/s"] = metrics.per_second(int(done.sum()), elapsed)
-        found["output tokens/s"] = metrics.per_second(int(tokens), elapsed)
-        found["hit rate"] = self._hit_rate(requests, done)
+        own = self.completed[at]
+        last, tokens = self.requests.floats("last_token_s")[at], self.requests.floats("output_tokens")[at]
+        elapsed_s = float(np.nanmax(last)) - begin_s if own.any() else None
+        found["requests/s"] = metrics.per_second(int(own.sum()), elapsed_s)
+        found["output tokens/s"] = metrics.per_second(int(tokens[own].sum()), elapsed_s)
+        found["hit rate"] = self._hit_rate(at, done)
         found["preemptions"] = float(self.report.preemptions) if self.report.meta.simulated else None
-        found["completed"] = float(done.sum())
+        found["completed"] = float(own.sum())
         return found
 
-    def _hit_rate(self, requests: Columns, done: npt.NDArray[np.bool_]) -> float | None:
+    def _hit_rate(self, at: Rows, done: Flags) -> float | None:
         """Cached over all prompt tokens, of completed requests whose engine told."""
-        cached = requests.floats("cached_tokens")
+        cached = self.requests.floats("cached_tokens")[at]
         known = done & ~np.isnan(cached)
         if not self.report.meta.hash_known or not known.any():
             return None
-        return metrics.hit_rate(cached[known], requests.floats("isl")[known])
+        return metrics.hit_rate(cached[known], self.requests.floats("isl")[at][known])
 
 
 def _statistics(label: str, values: Distribution) -> Iterator[tuple[str, float | None]]:
@@ -208,21 +215,36 @@ def _part(figures: Mapping[str, Figure]) -> Part | None:
     return Part(ttft_s=first, decode_s=e2e.twin - e2e.live - first)
 
 
-def _same_requests(a: _Run, b: _Run) -> None:
-    for name in ("isl", "osl"):
-        if not np.array_equal(a.requests.floats(name), b.requests.floats(name)):
-            raise ConfigError(
-                f"{b.folder}: had other requests than {a.folder} ({b.requests.rows:,} and {a.requests.rows:,} rows, "
-                f"compared by {name}); give repeats of one load, and the replay of one of them"
-            )
+def _matched(lives: Sequence[_Run], sim: _Run) -> Rows:
+    """Where each row of the twin stands in the live runs, which had the same requests in the same order. A trace has
+    no rows of requests that delivered nothing; the others are found by the ids that the first live run gave them."""
+    first = lives[0]
+    rows: Rows = np.arange(sim.requests.rows)
+    if sim.requests.rows != first.requests.rows:
+        places = {name: at for at, name in enumerate(first.requests.texts("request_id"))}
+        found = [places.get(name) for name in sim.requests.texts("request_id")]
+        if None in found:
+            raise _other_requests(first, sim, "rows")
+        rows = np.array(found, dtype=np.int64)
+    for run in (*lives, sim):
+        if run is not sim and run.requests.rows != first.requests.rows:
+            raise _other_requests(first, run, "rows")
+        at = np.arange(len(rows)) if run is sim else rows
+        both = first.completed[rows] & run.completed[at]  # of the others the output length is what each delivered
+        for name, where in (("isl", np.ones(len(rows), dtype=np.bool_)), ("osl", both)):
+            if not np.array_equal(first.requests.floats(name)[rows][where], run.requests.floats(name)[at][where]):
+                raise _other_requests(first, run, name)
+    return rows
 
 
-def _same_worker(a: _Run, b: _Run, first: int) -> float:
-    workers = [run.requests.behind(first).ints("worker_id", null=-1) for run in (a, b)]
-    return float((workers[0] == workers[1]).mean())
+def _other_requests(a: _Run, b: _Run, by: str) -> ConfigError:
+    return ConfigError(
+        f"{b.folder}: had other requests than {a.folder} ({b.requests.rows:,} and {a.requests.rows:,} rows, compared "
+        f"by {by}); give repeats of one load, and the replay of the first of them"
+    )
 
 
-def _notes(lives: Sequence[_Run], sim: _Run, first: int) -> Iterator[str]:
+def _notes(lives: Sequence[_Run], sim: _Run, first: int, cut: int) -> Iterator[str]:
     for run in (*lives, sim):
         if not run.record.complete:
             yield f"{run.name} is partial: it was stopped half-way"
@@ -235,3 +257,5 @@ def _notes(lives: Sequence[_Run], sim: _Run, first: int) -> Iterator[str]:
         yield f"{sim.name} was measured, not simulated: it is one more repeat"
     if first:
         yield f"the first {first:,} requests are played and left out of all figures (trace.warmup of {sim.name})"
+    if cut:
+        yield f"latencies leave out {cut:,} requests that did not complete in every run"

@@ -29,7 +29,6 @@ def play(engines: Engines) -> Path:
 
     async def main() -> Path:
         async with engines.mixed("mixed", "spare") as it:
-
             gate = asyncio.Semaphore(4)
 
             async def one(tokens: list[int], outputs: int) -> None:
@@ -67,7 +66,7 @@ def test_recorded_runs_become_a_twin_that_is_compared_with_them(
     for name in ("TTFT mean", "ITL mean", "E2E p99", "output tokens/s"):
         assert 0 < figures[name]["low"] <= figures[name]["live"] <= figures[name]["high"]
         assert figures[name]["twin"] > 0
-    assert 0 < figures["hit rate"]["low"]
+    assert figures["hit rate"]["low"] > 0
     assert figures["hit rate"]["twin"] > 0
     assert len(found["same_worker"]) == 2
     columns = [RunRecord(folder).requests for folder in (*lives, replayed)]

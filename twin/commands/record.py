@@ -59,6 +59,12 @@ def fitted(runs: Sequence[Path], fit_rows: int | None, *, quiet: bool) -> LiveFi
         raise ConfigError(f"{runs[0]}: the same run twice adds nothing; give each repeat once")
     read = [read_live_run(run, fit_rows) for run in runs]
     same_demand(read)
+    rows, whole = read[0].trace_rows
+    if fit_rows is not None and rows == whole:
+        raise ConfigError(
+            f"--fit-rows {fit_rows}: {runs[0]} has {whole:,} requests, so none is left to measure; "
+            f"leave it out to fit to all"
+        )
     told: Callable[[str], None] = (lambda what: None) if quiet else _progress
     return fit_runs(read, fit_rows, told)
 

@@ -13,11 +13,12 @@ import pytest
 
 from policies.errors import ConfigError
 from reports.record import RunRecord
+from reports.repeats import compare_repeats
 from traces.convert import write_table
 from traces.schema import canonical_schema
 from twin.calibrate.live.run import read_live_run, same_demand
 from twin.calibrate.live.write import LiveFit, fit_runs, fitted_config, fitted_toml
-from twin.config import Config, LatencyConfig
+from twin.config import Config, FaultsConfig, LatencyConfig
 from twin.config_read import load
 from twin.perf.linear import LinearCoefficients, LinearLatency
 from twin.perf.protocol import PrefillChunk
@@ -153,23 +154,48 @@ def test_an_exact_run_has_small_errors_on_requests_that_a_fit_has_not_seen(fits:
     assert group.reach[1] <= 900
 
 
-def test_cut_requests_load_the_engine_and_are_counted_but_not_fitted(tmp_path: Path) -> None:
-    scenario = tmp_path / "leave.toml"
+@pytest.fixture(scope="module")
+def cut(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose clients leave, some before their first token."""
+    top = tmp_path_factory.mktemp("cut")
+    scenario = top / "leave.toml"
     scenario.write_text('faults = [{kind = "client_disconnect", rate = 0.3, within_ms = 400}]\n', encoding="utf-8")
-    config = configured(tmp_path, demand(tmp_path / "trace.parquet", 80, seed=5), scenario)
-    folder = replay(config, out=tmp_path / "cut", html=False, journal=True).folder
-    record = RunRecord(folder).requests
-    codes, labels = record.codes("status")
-    ends = [labels[code] for code in codes]
-    silent = np.isnan(record.floats("first_token_s")).sum()
-    read = read_live_run(folder)
+    config = configured(top, demand(top / "trace.parquet", 80, seed=5), scenario)
+    return replay(config, out=top / "cut", html=False, journal=True).folder
+
+
+def ends(run: Path) -> list[str | None]:
+    codes, labels = RunRecord(run).requests.codes("status")
+    return [labels[code] for code in codes]
+
+
+def test_cut_requests_load_the_engine_and_are_counted_but_not_fitted(cut: Path) -> None:
+    silent = int(np.isnan(RunRecord(cut).requests.floats("first_token_s")).sum())
+    read = read_live_run(cut, 40)
     requests = [request for worker in read.workers for request in worker.requests]
-    assert ends.count("cancelled") > 10
-    assert sum(one.fitted for one in requests) == ends.count("completed")
+    assert ends(cut).count("cancelled") > 10
+    assert silent > 0
+    assert sum(one.fitted for one in requests) == ends(cut)[:40].count("completed")
     assert len(requests) == 80 - silent
-    assert read.left_out == {"no output tokens": silent, "ended cancelled": ends.count("cancelled") - silent}
-    (group,) = fit_runs([read], None).groups
-    assert group.requests == ends.count("completed")
+    assert read.left_out == {"no output tokens": silent, "ended cancelled": ends(cut).count("cancelled") - silent}
+    (group,) = fit_runs([read], 40).groups
+    assert group.requests == ends(cut)[:40].count("completed")
+
+
+def test_a_run_with_cut_requests_is_compared_with_its_twin_by_those_that_completed(cut: Path, tmp_path: Path) -> None:
+    """The trace has no rows of clients that left without a token: the others are found again by their names."""
+    silent = np.isnan(RunRecord(cut).requests.floats("first_token_s"))
+    fit = fit_runs([read_live_run(cut, 40)], 40)
+    config = fitted_config(fit, cut / "journal.jsonl")
+    assert config.trace.warmup == 40 - silent[:40].sum()
+    found = compare_repeats([cut, cut], replay(replace(config, faults=FaultsConfig()), out=tmp_path / "twin").folder)
+    assert found.rows == 40 - silent[40:].sum()
+    completed = ends(cut)[40:].count("completed")
+    ttft = RunRecord(cut).requests.floats("ttft_s")[40:][[end == "completed" for end in ends(cut)[40:]]]
+    assert found.figure("TTFT mean").live == pytest.approx(ttft.mean())
+    assert found.figure("TTFT mean").error == pytest.approx(0.0, abs=0.1)
+    assert found.figure("completed").live == completed
+    assert f"latencies leave out {found.rows - completed} requests that did not complete in every run" in found.notes
 
 
 def test_only_the_first_requests_count_where_that_is_asked_for(run: Path) -> None:

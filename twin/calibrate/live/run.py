@@ -55,7 +55,8 @@ class ServedWorker:
 
 @frozen
 class LiveRun:
-    """A run: its folder, its configuration, its workers, and `left_out`: requests that no fit can use, by reason."""
+    """A run: its folder, its configuration, its workers, and `left_out`: requests that no fit can use, by reason.
+    `trace_rows` says how many rows its trace has of the first `fit_rows` requests, and of all."""
 
     folder: Path
     digest: str
@@ -63,6 +64,7 @@ class LiveRun:
     engines: str
     workers: tuple[ServedWorker, ...]
     left_out: dict[str, int]
+    trace_rows: tuple[int, int]
 
 
 def read_live_run(folder: Path, fit_rows: int | None = None) -> LiveRun:
@@ -96,6 +98,7 @@ def read_live_run(folder: Path, fit_rows: int | None = None) -> LiveRun:
         engines=", ".join(sorted({line.split(": ")[1].split(",")[0] for line in report.meta.cluster if ": " in line})),
         workers=workers,
         left_out=left_out,
+        trace_rows=seen.trace_rows,
     )
 
 
@@ -108,8 +111,10 @@ class _Requests:
         codes, labels = columns.codes("status")
         times = [columns.floats(name).tolist() for name in ("dispatch_s", "first_token_s", "last_token_s")]
         workers, moves = columns.ints("worker_id", null=-1).tolist(), columns.ints("migrations", null=0).tolist()
+        fitted = 0
         for at, name in enumerate(columns.texts("request_id")):
             row, worker = rows.get(str(name)), workers[at]
+            fitted += row is not None and at < limit
             dispatch_s, first_s, last_s = (values[at] for values in times)
             if row is None or worker < 0 or math.isnan(dispatch_s):
                 continue  # counted by the reader of the journal, or nobody's work
@@ -130,6 +135,7 @@ class _Requests:
                     fitted=whole and at < limit,
                 )
             )
+        self.trace_rows = (fitted, len(rows))
 
 
 def _worker(run: str, meta: WorkerMeta, key_tokens: int | None, seen: _Requests) -> ServedWorker:

@@ -69,7 +69,8 @@ def fitted_config(fit: LiveFit, trace: Path | None = None) -> Config:
                 latency=LatencyConfig(model="linear", params=MappingProxyType(dict(_params(fit, found)))),
             )
         )
-    demand = TraceConfig(path=trace, warmup=fit.fit_rows if trace is not None else None)
+    has_part = trace is not None and fit.fit_rows is not None
+    demand = TraceConfig(path=trace, warmup=run.trace_rows[0] if has_part else None)
     return replace(run.config, workers=tuple(groups), trace=demand)
 
 
