@@ -61,12 +61,15 @@ class GapSummary:
     quantiles: tuple[float, ...]
 
 
-def gap_rows(batch: Columns, since_s: float | None = None) -> GapRows:
-    """The rows of a batch of steps.parquet that make gaps; with `since_s` those that began then or later."""
+def gap_rows(batch: Columns, since_s: float | None = None, bounds_s: F64 | None = None) -> GapRows:
+    """The rows of a batch of steps.parquet that make gaps; with `since_s` those that began then or later, with
+    `bounds_s` (ends of intervals in order: from, to, from, ...) those that began inside an interval."""
     weights = batch.ints("gap_tokens", null=0)
     has = weights > 0
     if since_s is not None:
         has &= batch.floats("start_s") >= since_s
+    if bounds_s is not None:
+        has &= np.searchsorted(bounds_s, batch.floats("start_s"), side="right") % 2 == 1
     polynomial = (batch.floats(name)[has] for name in ("gap0_s", "gap1_s", "gap2_s"))
     return GapRows(batch.ints("steps")[has], weights[has], *polynomial)
 

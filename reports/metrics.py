@@ -124,14 +124,18 @@ def quantiles(values: F64, shares: Sequence[float]) -> list[float]:
     return [high if math.isinf(high) else lerp(low, high, share) for low, high, share in ends]
 
 
-def itl_s(batches: Callable[[], Iterable[Columns]], since_s: float | None = None) -> Distribution:
+def itl_s(
+    batches: Callable[[], Iterable[Columns]], since_s: float | None = None, bounds_s: F64 | None = None
+) -> Distribution:
     """Inter-token latency = every gap between two tokens of one answer, of all answers pooled.
 
     `batches` starts the batches of steps.parquet (columns reports.gaps.GAP_COLUMNS) anew on each call. The gaps are
     those of steps, leaps and "gap" rows alike, whatever became of the request; percentiles are exact. With `since_s`
-    rows that began before are left out (and the batches have start_s).
+    rows that began before are left out (and the batches have start_s); `bounds_s` as in `gap_rows`.
     """
-    summary = summarise(lambda: (piece for batch in batches() for piece in expand(gap_rows(batch, since_s))), QUANTILES)
+    summary = summarise(
+        lambda: (piece for batch in batches() for piece in expand(gap_rows(batch, since_s, bounds_s))), QUANTILES
+    )
     if summary is None:
         return Distribution(count=0)
     p50, p90, p95, p99 = summary.quantiles

@@ -17,7 +17,7 @@ from policies.errors import ConfigError
 from policies.frozen import frozen
 from reports import metrics
 from reports.build import outcomes_of
-from reports.columns import I64
+from reports.columns import F64, I64
 from reports.gaps import GAP_COLUMNS
 from reports.measured import warmup_rows
 from reports.metrics import Distribution, distribution
@@ -90,17 +90,28 @@ class Fidelity:
         return stable_json(self)
 
 
-def compare_repeats(live: Sequence[Path], twin: Path) -> Fidelity:
-    """Compare run folders; ConfigError where one of them is none, or had other requests than the others."""
+def compare_repeats(live: Sequence[Path], twin: Path, *, block: int | None = None) -> Fidelity:
+    """Compare run folders; with `block` only every other block of so many requests, beginning with the second (those
+    that a fit to the other ones has not seen). ConfigError where one of them is none, or had other requests than the
+    others."""
     lives, sim = [_Run(folder) for folder in live], _Run(twin)
     rows = _matched(lives, sim)
     first = warmup_rows(sim.report.meta)
     if first >= len(rows):
         raise ConfigError(f"{twin}: all of its {len(rows):,} rows are warm-up; set trace.warmup lower")
+    if first and block is not None:
+        raise ConfigError(f"{twin}: has trace.warmup = {first}, so blocks of {block} are a part of a part; set one")
     runs = [*lives, sim]
-    places = [rows[first:]] * len(lives) + [np.arange(first, len(rows))]
+    compared = np.arange(first, len(rows))
+    if block is not None:
+        compared = compared[rows[compared] // block % 2 == 1]
+    if not len(compared):
+        raise ConfigError(
+            f"blocks of {block}: {twin} has {len(rows):,} rows, so there is no second block; take smaller ones"
+        )
+    places = [rows[compared]] * len(lives) + [compared]
     done = np.logical_and.reduce([run.completed[at] for run, at in zip(runs, places, strict=True)])
-    found = [run.figures(at, done, gaps_since=first > 0) for run, at in zip(runs, places, strict=True)]
+    found = [run.figures(at, done) for run, at in zip(runs, places, strict=True)]
     figures = tuple(_figure(name, unit, [one.get(name) for one in found]) for name, unit in _units())
     by_name = {one.name: one for one in figures}
     judged = [by_name[name] for name in JUDGED]
@@ -118,7 +129,7 @@ def compare_repeats(live: Sequence[Path], twin: Path) -> Fidelity:
         latency=tuple(
             f"{one.group}: {one.model}, {one.source}; error {one.error_band}" for one in sim.report.meta.latency
         ),
-        notes=tuple(_notes(lives, sim, first, int((~done).sum()))),
+        notes=tuple(_notes(lives, sim, first, block, int((~done).sum()))),
         not_modelled=sim.report.meta.not_modelled,
     )
 
@@ -139,13 +150,12 @@ class _Run:
         self.completed = self.outcomes.completed
         self.workers = self.requests.ints("worker_id", null=-1)
 
-    def figures(self, at: Rows, done: Flags, *, gaps_since: bool) -> Mapping[str, float | None]:
-        """The figures of the requests `at` these places; latencies of those that are `done` in every run. Gaps of a
-        part of a run (`gaps_since`) are those that begin when the first of its requests has arrived."""
-        outcomes, arrival = self.outcomes, self.requests.floats("arrival_s")[at]
-        begin_s = float(np.nanmin(arrival))
-        columns = (*GAP_COLUMNS, "start_s")
-        itl = metrics.itl_s(lambda: self.record.steps.batches(columns), since_s=begin_s if gaps_since else None)
+    def figures(self, at: Rows, done: Flags) -> Mapping[str, float | None]:
+        """The figures of the requests `at` these places; latencies of those that are `done` in every run. Gaps are
+        those that begin while such requests arrive, rates those from the first of them to the end of the run."""
+        outcomes, arrivals = self.outcomes, self.requests.floats("arrival_s")
+        columns, bounds_s = (*GAP_COLUMNS, "start_s"), _bounds_s(arrivals, at)
+        itl = metrics.itl_s(lambda: self.record.steps.batches(columns), bounds_s=bounds_s)
         found: dict[str, float | None] = {}
         for label, values in (
             ("TTFT", distribution(outcomes.ttft_s[at][done])),
@@ -154,14 +164,14 @@ class _Run:
             ("E2E", distribution(outcomes.e2e_s[at][done])),
         ):
             found.update(_statistics(label, values))
-        own = self.completed[at]
-        last, tokens = self.requests.floats("last_token_s")[at], self.requests.floats("output_tokens")[at]
-        elapsed_s = float(np.nanmax(last)) - begin_s if own.any() else None
+        own = self.completed[at[0] :]
+        last, tokens = (self.requests.floats(name)[at[0] :] for name in ("last_token_s", "output_tokens"))
+        elapsed_s = float(np.nanmax(last)) - float(arrivals[at[0]]) if own.any() else None
         found["requests/s"] = metrics.per_second(int(own.sum()), elapsed_s)
         found["output tokens/s"] = metrics.per_second(int(tokens[own].sum()), elapsed_s)
         found["hit rate"] = self._hit_rate(at, done)
         found["preemptions"] = float(self.report.preemptions) if self.report.meta.simulated else None
-        found["completed"] = float(own.sum())
+        found["completed"] = float(self.completed[at].sum())
         return found
 
     def _hit_rate(self, at: Rows, done: Flags) -> float | None:
@@ -171,6 +181,15 @@ class _Run:
         if not self.report.meta.hash_known or not known.any():
             return None
         return metrics.hit_rate(cached[known], self.requests.floats("isl")[at][known])
+
+
+def _bounds_s(arrivals: F64, at: Rows) -> F64:
+    """When requests `at` these places arrive, as ends of intervals: each from the first of a row of neighbours to the
+    next request that is not among them, or to the end."""
+    cuts = np.flatnonzero(np.diff(at) > 1)
+    firsts, lasts = at[np.r_[0, cuts + 1]], at[np.r_[cuts, len(at) - 1]]
+    after = np.r_[arrivals, np.inf][lasts + 1]
+    return np.stack([arrivals[firsts], after], axis=1).ravel()
 
 
 def _statistics(label: str, values: Distribution) -> Iterator[tuple[str, float | None]]:
@@ -244,7 +263,7 @@ def _other_requests(a: _Run, b: _Run, by: str) -> ConfigError:
     )
 
 
-def _notes(lives: Sequence[_Run], sim: _Run, first: int, cut: int) -> Iterator[str]:
+def _notes(lives: Sequence[_Run], sim: _Run, first: int, block: int | None, cut: int) -> Iterator[str]:
     for run in (*lives, sim):
         if not run.record.complete:
             yield f"{run.name} is partial: it was stopped half-way"
@@ -257,5 +276,10 @@ def _notes(lives: Sequence[_Run], sim: _Run, first: int, cut: int) -> Iterator[s
         yield f"{sim.name} was measured, not simulated: it is one more repeat"
     if first:
         yield f"the first {first:,} requests are played and left out of all figures (trace.warmup of {sim.name})"
+    if block is not None:
+        yield (
+            f"every other block of {block:,} requests is compared, from the second on; ITL is that of the times in "
+            f"which they arrive, requests/s and tokens/s are those of all"
+        )
     if cut:
         yield f"latencies leave out {cut:,} requests that did not complete in every run"

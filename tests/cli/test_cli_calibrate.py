@@ -66,9 +66,9 @@ def test_steps_of_a_run_give_its_own_step_times_back(twin, root: Path, tmp_path:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        ([], "nothing to fit: give --from table FILE, or --from run RUNDIR"),
+        ([], "nothing to fit: give --from table FILE, --from run RUNDIR, or --from live RUNDIR"),
         (["--from", "table", "none.csv", "--out", "o.toml"], "none.csv: cannot be read as a table"),
-        (["--from", "live", "x", "--out", "o.toml"], "--from live: not a source"),
+        (["--from", "guess", "x", "--out", "o.toml"], "--from guess: not a source"),
         (["--from", "run", "none", "--out", "o.toml"], "none: not a whole run folder, without steps.parquet"),
         (["--from", "table", "RUNS"], "nowhere to write: give --out FILE, or --check OLD"),
         (["--from", "table", "RUNS", "--check", "none.toml"], "--check none.toml: there is no such file"),

@@ -78,6 +78,17 @@ def test_live_runs_become_a_twin_that_is_compared_with_them(twin, live: list[Pat
     assert found["close"] is True
 
 
+def test_alternating_halves_are_fitted_and_compared(twin, live: list[Path], tmp_path: Path) -> None:
+    recorded = twin("record", *live, "--fit-blocks", "15", "--out", tmp_path / "twin", "--quiet")
+    assert "fitted to every other block of 15 requests of each of live runs live-1" in recorded.out
+    assert "group pool: 180 requests" in recorded.out
+    replay_line, compare_line = (line.removeprefix("use").split() for line in recorded.out.splitlines()[-2:])
+    assert compare_line[-2:] == ["--blocks", "15"]
+    assert twin(*replay_line[1:], "--no-html", "--quiet").code == 0
+    found = json.loads(twin(*compare_line[1:], "--json").out)
+    assert (found["rows"], found["first_row"], found["close"]) == (60, 0, True)
+
+
 def test_calibrate_writes_the_configuration_alone(twin, live: list[Path], top: Path, tmp_path: Path) -> None:
     file = tmp_path / "own.toml"
     ended = twin("calibrate", "--from", "live", live[0], "--out", file, "-q")
@@ -99,6 +110,10 @@ def test_the_folder_is_beside_the_run_if_none_is_named(twin, live: list[Path]) -
         (["record", "nowhere"], "nowhere: not a whole run folder, without journal.jsonl"),
         (["record", "LIVE", "LIVE"], "the same run twice adds nothing"),
         (["record", "LIVE", "--fit-rows", "0"], "--fit-rows 0: must be 1 or more"),
+        (["record", "LIVE", "--fit-rows", "5", "--fit-blocks", "5"], "two halves at once; give one of them"),
+        (["record", "LIVE", "--fit-blocks", "120"], "has 120 requests, so none is left to measure"),
+        (["compare", "LIVE", "LIVE", "LIVE", "--blocks", "0"], "--blocks 0: must be 1 or more"),
+        (["compare", "LIVE", "LIVE", "--blocks", "5"], "--blocks 5: has no effect on two runs"),
         (["record", "LIVE", "--fit-rows", "5"], "5 completed requests to fit to; at least 10 are needed"),
         (["record", "LIVE", "--fit-rows", "120"], "has 120 requests, so none is left to measure"),
         (["record", "LIVE", "--out", "FILE"], "is a file; name a folder"),

@@ -33,8 +33,8 @@ from executors.ports import LOOPBACK, PortAllocator
 from executors.starter import Model
 from policies.cluster import journal
 from reports.record import RunRecord
-from reports.repeats import compare_repeats
-from reports.repeats_views import fidelity_markdown
+from reports.repeats import JUDGED, compare_repeats
+from reports.repeats_views import COLUMNS, fidelity_markdown, row
 from twin.config_read import load
 
 HERE = Path(__file__).resolve().parent
@@ -46,6 +46,8 @@ TOKENS = (100, 4000)
 """Token ids of prompts, of the tiny model."""
 PREFIXES, PREFIX_TOKENS, SHARED = 4, 256, 0.4
 """So many common beginnings of this length; the share of requests that have one of them."""
+BLOCK = 20
+"""Requests of a block: every other one is fitted to. About ten seconds, so that both halves have the same host."""
 WARM_UP = 12
 """Requests that an engine answers before a run, of all lengths, alone and together."""
 
@@ -230,29 +232,39 @@ def halves(record: Path, rows: int) -> tuple[str, ...]:
     return tuple(told)
 
 
-def page(args: argparse.Namespace, records: list[Path], busy: list[float], told: str, held: int) -> str:
+def modelled(records: list[Path], folder: Path, *split: object) -> tuple[str, Path]:
+    """A fit with that split, and its replay: what `twin record` told, and the folder of the run."""
+    told = twin("record", *records, *split, "--out", folder, "--quiet")
+    replayed = folder / "replay"
+    twin("replay", "--config", folder / "twin.toml", "--out", replayed, "--no-html", "--no-leap", "--quiet")
+    return told, replayed
+
+
+def page(args: argparse.Namespace, records: list[Path], busy: list[float], held: int) -> str:
     """docs/results/live-vs-twin.md."""
-    found = compare_repeats(records, args.work / "replay")
-    fitted = args.requests // 2
-    config = CONFIG.relative_to(HERE.parents[1])
-    shown = "\n".join(line for line in told.splitlines() if not line.startswith(("wrote", "use", "      twin")))
+    told, replayed = modelled(records, args.work / "blocks", "--fit-blocks", BLOCK)
+    found = compare_repeats(records, replayed, block=BLOCK)
+    half = args.requests // 2
+    _, of_halves = modelled(records, args.work / "halves", "--fit-rows", half)
+    later = compare_repeats(records, of_halves)
+    shown = "\n".join(line for line in told.splitlines() if not line.startswith(("wrote", "use", "      twin"))).strip()
     drift = "\n".join(
-        f"| {record.name} | {' | '.join(halves(record, fitted))} | {average:.1f} |"
+        f"| {record.name} | {' | '.join(halves(record, half))} | {average:.1f} |"
         for record, average in zip(records, busy, strict=True)
     )
+    drift += f"\n| twin | {' | '.join(halves(replayed, half))} | |"
+    verdicts = "\n".join(f"| {' | '.join(row(later.figure(name)))} |" for name in JUDGED)
     return f"""# Live against twin
 
 {
         PREFACE.format(
-            workers=2,
             requests=args.requests,
             rate=args.rate_rps,
             prefixes=PREFIXES,
             tokens=PREFIX_TOKENS,
             shared=SHARED,
             repeats=len(records),
-            fitted=fitted,
-            config=config,
+            block=BLOCK,
             cores=os.cpu_count(),
         )
     }
@@ -262,7 +274,7 @@ python tools/live/fidelity.py --engines VENV/bin/python --checkpoint MODEL --req
     --rate-rps {args.rate_rps:g} --repeats {len(records)} --seed {args.seed} --write docs/results/live-vs-twin.md
 ```
 
-Measured {date.today().isoformat()}, seed {args.seed}.
+Measured {args.measured}, seed {args.seed}.
 
 {fidelity_markdown(found)}
 
@@ -276,11 +288,21 @@ Measured {date.today().isoformat()}, seed {args.seed}.
 
 ## How steady the host was
 
-Means of each live run, by half: what no model of the engines can know.
+Means by half of the requests. The twin has the same step times throughout, so the load explains as much as its own
+halves differ; the rest is the host, which no model of the engines knows.
 
-| run | TTFT, fitted half, ms | per token | TTFT, other half, ms | per token | load average |
+| run | TTFT of the first {half}, ms | per token | TTFT of the others, ms | per token | load average |
 | --- | ---: | ---: | ---: | ---: | ---: |
 {drift}
+
+That is why the halves alternate. Fitted to the first {
+        half
+    } requests of each repeat, and compared by the others, the twin
+keeps the pace of the first half:
+
+| {" | ".join(COLUMNS)} |
+| {" | ".join(["---"] * len(COLUMNS))} |
+{verdicts}
 """
 
 
@@ -288,15 +310,16 @@ PREFACE = """\
 Real engines on a CPU, recorded, and the simulated replay of the same requests beside them: how far off the twin is, and
 how far the live system is off itself. Made by `tools/live/fidelity.py`, which anybody can run:
 
-* **Live**: {workers} workers of vLLM on CPU with a model of 3.2 M random parameters (`{config}`), each a process of its
-  own, behind `twin serve --live` with the `kv` router; on a shared machine with {cores} cores, on which other work ran.
+* **Live**: 2 workers of vLLM on CPU with a model of 3.2 M random parameters (`tools/live/fidelity.toml`), each a
+  process of its own, behind `twin serve --live` with the `kv` router; on a shared machine with {cores} cores, on which
+  other work ran.
 * **Load**: {requests} requests, Poisson arrivals at {rate:g}/s, prompts of 32 to 1,000 tokens and answers of 4 to 160,
   log-uniform; {shared:.0%} of the prompts begin with one of {prefixes} prefixes of {tokens} tokens. The same in each of
   {repeats} repeats; engines start anew for each, and are warm before it.
-* **Calibration**: `twin record` fits a `linear` step model and a constant outside the engines to the first {fitted}
-  requests of each repeat.
-* **Comparison**: `twin replay` plays all requests of the first repeat's trace, `twin compare` looks at the others,
-  which no fit has seen. Simulated figures are those of the column "twin", everything else is measured.
+* **Calibration**: `twin record` fits a `linear` step model and a constant outside the engines to one half of the
+  requests of each repeat: every other block of {block}.
+* **Comparison**: `twin replay` plays all requests of the first repeat's trace, `twin compare` looks at the other half,
+  which no fit has seen. Simulated figures are those of the twin, everything else is measured.
 """
 
 
@@ -322,9 +345,8 @@ def main() -> None:
         averages.write_text(json.dumps([repeat(args, asked, record) for record in records]), encoding="utf-8")
     busy = json.loads(averages.read_text(encoding="utf-8"))
     held = sum(map(orders_held, records))
-    told = twin("record", *records, "--fit-rows", args.requests // 2, "--out", args.work, "--quiet")
-    twin("replay", "--config", args.work / "twin.toml", "--out", args.work / "replay", "--no-html", "--quiet")
-    made = page(args, records, busy, told, held)
+    args.measured = date.fromtimestamp((records[0] / "requests.parquet").stat().st_mtime).isoformat()
+    made = page(args, records, busy, held)
     if args.write is None:
         print(made)
     else:

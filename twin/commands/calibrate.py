@@ -79,7 +79,7 @@ def _of_live(
         raise ConfigError(f"{name}: has no effect with --from live, which fits a linear model to single requests")
     if out is None:
         raise ConfigError("nowhere to write: give --out FILE")
-    fit = fitted([run], None, quiet=quiet)
+    fit = fitted([run], quiet=quiet)
     written(fit, out)
     print(tell(fit))
     print(f"\nwrote {out}\nuse   twin replay TRACE --config {out}")

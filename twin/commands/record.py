@@ -23,18 +23,27 @@ FitRows = Annotated[
 ]
 
 
+FitBlocks = Annotated[
+    int | None,
+    typer.Option(
+        "--fit-blocks", metavar="N", help="Fit to every other N requests; twin compare --blocks N looks at the others."
+    ),
+]
+
+
 def record(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of repeats of a live run.")],
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="DIR", help="Folder to write to; otherwise RUN-twin.")
     ] = None,
     fit_rows: FitRows = None,
+    fit_blocks: FitBlocks = None,
     quiet: Quiet = False,
 ) -> int:
     """Turn live runs into a trace (of the first one) and a configuration whose step times are fitted to all of them."""
     from traces.convert import import_trace
 
-    fit = fitted(runs, fit_rows, quiet=quiet)
+    fit = fitted(runs, fit_rows, fit_blocks, quiet=quiet)
     folder = out if out is not None else runs[0].resolve().with_name(f"{runs[0].resolve().name}-twin")
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--out {folder}: is a file; name a folder")
@@ -44,29 +53,34 @@ def record(
     print(tell(fit))
     print(f"\nwrote {folder / TRACE}: {done.rows:,} rows\nwrote {folder / CONFIG}")
     print(f"use   twin replay --config {folder / CONFIG} --out {folder / 'replay'}")
-    print(f"      twin compare {' '.join(map(str, runs))} {folder / 'replay'}")
+    blocks = f" --blocks {fit_blocks}" if fit_blocks is not None else ""
+    print(f"      twin compare {' '.join(map(str, runs))} {folder / 'replay'}{blocks}")
     return Exit.OK
 
 
-def fitted(runs: Sequence[Path], fit_rows: int | None, *, quiet: bool) -> LiveFit:
+def fitted(runs: Sequence[Path], fit_rows: int | None = None, fit_blocks: int | None = None, *, quiet: bool) -> LiveFit:
     """What the step times of these runs are. Raises ConfigError for folders that are no repeats of a live run."""
-    from twin.calibrate.live.run import read_live_run, same_demand
+    from twin.calibrate.live.run import Part, read_live_run, same_demand
     from twin.calibrate.live.write import fit_runs
 
-    if fit_rows is not None and fit_rows < 1:
-        raise ConfigError(f"--fit-rows {fit_rows}: must be 1 or more; leave it out to fit to all requests")
+    if fit_rows is not None and fit_blocks is not None:
+        raise ConfigError(f"--fit-rows {fit_rows} and --fit-blocks {fit_blocks}: two halves at once; give one of them")
+    for name, value in (("--fit-rows", fit_rows), ("--fit-blocks", fit_blocks)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} {value}: must be 1 or more; leave it out to fit to all requests")
     if len({run.resolve() for run in runs}) < len(runs):
         raise ConfigError(f"{runs[0]}: the same run twice adds nothing; give each repeat once")
-    read = [read_live_run(run, fit_rows) for run in runs]
+    part = Part(first=fit_rows, block=fit_blocks)
+    read = [read_live_run(run, part) for run in runs]
     same_demand(read)
     rows, whole = read[0].trace_rows
-    if fit_rows is not None and rows == whole:
+    if rows == whole and part != Part():
+        given = f"--fit-rows {fit_rows}" if fit_blocks is None else f"--fit-blocks {fit_blocks}"
         raise ConfigError(
-            f"--fit-rows {fit_rows}: {runs[0]} has {whole:,} requests, so none is left to measure; "
-            f"leave it out to fit to all"
+            f"{given}: {runs[0]} has {whole:,} requests, so none is left to measure; leave it out to fit to all"
         )
     told: Callable[[str], None] = (lambda what: None) if quiet else _progress
-    return fit_runs(read, fit_rows, told)
+    return fit_runs(read, part, told)
 
 
 def written(fit: LiveFit, file: Path, trace: Path | None = None) -> None:

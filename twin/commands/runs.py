@@ -68,6 +68,12 @@ def compare(
         list[Path] | None,
         typer.Argument(metavar="[RUN]...", help="Of three and more, the last is the twin of the others: live repeats."),
     ] = None,
+    blocks: Annotated[
+        int | None,
+        typer.Option(
+            "--blocks", metavar="N", help="Of repeats: every other N requests, as record --fit-blocks left them."
+        ),
+    ] = None,
     json: Json = False,
     html: Annotated[
         Path | None, typer.Option("--html", help="Page to write (otherwise beside the second run).", metavar="FILE")
@@ -76,7 +82,9 @@ def compare(
 ) -> int:
     """Two runs side by side, with the spread of the difference; or live repeats beside their twin."""
     if more:
-        return _compare_repeats([a, b, *more[:-1]], more[-1], json=json, html=html)
+        return _compare_repeats([a, b, *more[:-1]], more[-1], blocks=blocks, json=json, html=html)
+    if blocks is not None:
+        raise ConfigError(f"--blocks {blocks}: has no effect on two runs; name live repeats and their twin")
     from reports.compare import compare as compared
     from reports.compare_views import comparison_text, write_comparison_html
 
@@ -96,14 +104,16 @@ def compare(
     return Exit.OK
 
 
-def _compare_repeats(live: list[Path], twin: Path, *, json: bool, html: Path | None) -> int:
+def _compare_repeats(live: list[Path], twin: Path, *, blocks: int | None, json: bool, html: Path | None) -> int:
     """Errors of a twin beside the spread of the live runs."""
     from reports.repeats import compare_repeats
     from reports.repeats_views import fidelity_text
 
     if html is not None:
         raise ConfigError(f"--html {html}: there is a page of two runs only; leave it out, or name two runs")
-    found = compare_repeats(live, twin)
+    if blocks is not None and blocks < 1:
+        raise ConfigError(f"--blocks {blocks}: must be 1 or more; leave it out to compare all requests")
+    found = compare_repeats(live, twin, block=blocks)
     print(found.to_json() if json else fidelity_text(found, colour=sys.stdout.isatty()), end="" if json else "\n")
     return Exit.OK
 

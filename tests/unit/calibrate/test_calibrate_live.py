@@ -16,7 +16,7 @@ from reports.record import RunRecord
 from reports.repeats import compare_repeats
 from traces.convert import write_table
 from traces.schema import canonical_schema
-from twin.calibrate.live.run import read_live_run, same_demand
+from twin.calibrate.live.run import Part, read_live_run, same_demand
 from twin.calibrate.live.write import LiveFit, fit_runs, fitted_config, fitted_toml
 from twin.config import Config, FaultsConfig, LatencyConfig
 from twin.config_read import load
@@ -89,7 +89,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def fits(run: Path) -> dict[int, LiveFit]:
     """By how many requests they have seen."""
-    return {rows: fit_runs([read_live_run(run, rows)], rows) for rows in (150, 300)}
+    return {rows: fit_runs([read_live_run(run, Part(first=rows))], Part(first=rows)) for rows in (150, 300)}
 
 
 @pytest.mark.parametrize(
@@ -171,21 +171,21 @@ def ends(run: Path) -> list[str | None]:
 
 def test_cut_requests_load_the_engine_and_are_counted_but_not_fitted(cut: Path) -> None:
     silent = int(np.isnan(RunRecord(cut).requests.floats("first_token_s")).sum())
-    read = read_live_run(cut, 40)
+    read = read_live_run(cut, Part(first=40))
     requests = [request for worker in read.workers for request in worker.requests]
     assert ends(cut).count("cancelled") > 10
     assert silent > 0
     assert sum(one.fitted for one in requests) == ends(cut)[:40].count("completed")
     assert len(requests) == 80 - silent
     assert read.left_out == {"no output tokens": silent, "ended cancelled": ends(cut).count("cancelled") - silent}
-    (group,) = fit_runs([read], 40).groups
+    (group,) = fit_runs([read], Part(first=40)).groups
     assert group.requests == ends(cut)[:40].count("completed")
 
 
 def test_a_run_with_cut_requests_is_compared_with_its_twin_by_those_that_completed(cut: Path, tmp_path: Path) -> None:
     """The trace has no rows of clients that left without a token: the others are found again by their names."""
     silent = np.isnan(RunRecord(cut).requests.floats("first_token_s"))
-    fit = fit_runs([read_live_run(cut, 40)], 40)
+    fit = fit_runs([read_live_run(cut, Part(first=40))], Part(first=40))
     config = fitted_config(fit, cut / "journal.jsonl")
     assert config.trace.warmup == 40 - silent[:40].sum()
     found = compare_repeats([cut, cut], replay(replace(config, faults=FaultsConfig()), out=tmp_path / "twin").folder)
@@ -199,7 +199,7 @@ def test_a_run_with_cut_requests_is_compared_with_its_twin_by_those_that_complet
 
 
 def test_only_the_first_requests_count_where_that_is_asked_for(run: Path) -> None:
-    requests = [request for worker in read_live_run(run, 20).workers for request in worker.requests]
+    requests = [request for worker in read_live_run(run, Part(first=20)).workers for request in worker.requests]
     assert len(requests) == 300
     assert sorted(one.row for one in requests if one.fitted) == list(range(20))
     assert all(one.first_s is not None and one.dispatch_s < one.first_s for one in requests)
@@ -207,7 +207,7 @@ def test_only_the_first_requests_count_where_that_is_asked_for(run: Path) -> Non
 
 def test_too_few_requests_are_refused(run: Path) -> None:
     with pytest.raises(ConfigError, match=r"group mixed: 9 completed requests to fit to; at least 10 are needed"):
-        fit_runs([read_live_run(run, 9)], 9)
+        fit_runs([read_live_run(run, Part(first=9))], Part(first=9))
 
 
 def test_folders_that_are_no_recorded_runs_are_refused(tmp_path: Path) -> None:

@@ -99,6 +99,41 @@ def test_rows_that_the_twin_leaves_out_are_left_out_of_the_live_runs_too(folders
     assert any("the first 100 requests are played and left out" in note for note in found.notes)
 
 
+def test_every_other_block_is_compared_where_that_is_asked_for(folders: dict[str, Path]) -> None:
+    lives = [folders[f"live-{n}"] for n in (1, 2, 3)]
+    found = compare_repeats(lives, folders["near"], block=50)
+    odd = np.arange(300) // 50 % 2 == 1
+    assert (found.rows, found.figure("completed").live) == (150, 150)
+    for name, column_name in (("TTFT mean", "ttft_s"), ("E2E mean", "e2e_s")):
+        assert found.figure(name).live == pytest.approx(
+            np.mean([column(one, column_name)[odd].mean() for one in lives])
+        )
+        assert found.figure(name).twin == pytest.approx(column(folders["near"], column_name)[odd].mean())
+
+
+def test_gaps_of_blocks_are_those_that_begin_while_their_requests_arrive(folders: dict[str, Path]) -> None:
+    run = RunRecord(folders["near"])
+    arrivals = run.requests.floats("arrival_s")
+    bounds_s = [(arrivals[50], arrivals[100]), (arrivals[150], arrivals[200]), (arrivals[250], np.inf)]
+    gaps, weights = [], []
+    for batch in run.steps.batches(("start_s", "steps", "gap_tokens", "gap0_s", "gap1_s", "gap2_s")):
+        starts, steps = batch.floats("start_s"), batch.ints("steps")
+        for at in range(batch.rows):
+            if any(low <= starts[at] < high for low, high in bounds_s):
+                offsets = np.arange(steps[at])
+                gap0, gap1, gap2 = (batch.floats(name)[at] for name in ("gap0_s", "gap1_s", "gap2_s"))
+                gaps += (gap0 + gap1 * offsets + gap2 * offsets**2).tolist()
+                weights += [batch.ints("gap_tokens", null=0)[at]] * int(steps[at])
+    found = compare_repeats([folders["live-1"], folders["live-2"]], folders["near"], block=50)
+    assert found.figure("ITL mean").twin == pytest.approx(np.average(gaps, weights=weights))
+
+
+@pytest.mark.parametrize(("twin", "block", "words"), [("half", 50, "part of a part"), ("near", 300, "no second block")])
+def test_blocks_that_mean_nothing_are_refused(folders: dict[str, Path], twin: str, block: int, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        compare_repeats([folders["live-1"], folders["live-2"]], folders[twin], block=block)
+
+
 def test_the_share_on_the_same_worker_is_told_beside_that_of_the_live_runs(folders: dict[str, Path]) -> None:
     found = against(folders, "three")
     same = np.mean([row % 2 == row % 3 for row in range(300)])

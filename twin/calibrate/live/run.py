@@ -26,6 +26,29 @@ JOURNAL, CONFIG_TOML = "journal.jsonl", "config.toml"
 
 
 @frozen
+class Part:
+    """Which requests of a run count in a fit, by their place in it: the `first` so many, or every other block of
+    `block` requests, beginning with the first block (neither: all of them)."""
+
+    first: int | None = None
+    block: int | None = None
+
+    def has(self, row: int) -> bool:
+        if self.block is not None:
+            return row // self.block % 2 == 0
+        return self.first is None or row < self.first
+
+    def words(self) -> str:
+        """What goes before the names of the runs."""
+        if self.block is not None:
+            return f"every other block of {self.block:,} requests of each of "
+        return "" if self.first is None else f"the first {self.first:,} requests of each of "
+
+
+ALL = Part()
+
+
+@frozen
 class Observed:
     """One request on the worker that answered it. Seconds of the run's clock; `first_s` and `last_s` are those of the
     first and the last token (None: it did not complete, and only loads the engine). `fitted`: it counts in a fit."""
@@ -56,7 +79,7 @@ class ServedWorker:
 @frozen
 class LiveRun:
     """A run: its folder, its configuration, its workers, and `left_out`: requests that no fit can use, by reason.
-    `trace_rows` says how many rows its trace has of the first `fit_rows` requests, and of all."""
+    `trace_rows` says how many rows its trace has of requests in the fit, and of all."""
 
     folder: Path
     digest: str
@@ -67,8 +90,8 @@ class LiveRun:
     trace_rows: tuple[int, int]
 
 
-def read_live_run(folder: Path, fit_rows: int | None = None) -> LiveRun:
-    """A run folder with a journal; only the first `fit_rows` requests count in a fit (None: all).
+def read_live_run(folder: Path, part: Part = ALL) -> LiveRun:
+    """A run folder with a journal; `part` of its requests counts in a fit.
 
     Raises ConfigError where it is none, was split between prefill and decode workers, or has no completed request.
     """
@@ -87,7 +110,7 @@ def read_live_run(folder: Path, fit_rows: int | None = None) -> LiveRun:
     trace = open_trace(folder / JOURNAL)
     rows = {row.request_id: row for row in read_rows(trace)}
     left_out = dict(trace.skipped)
-    seen = _Requests(record.requests, rows, left_out, fit_rows)
+    seen = _Requests(record.requests, rows, left_out, part)
     workers = tuple(_worker(folder.name, meta, trace.info.hash_block_tokens, seen) for meta in report.meta.workers)
     if not any(request.fitted for worker in workers for request in worker.requests):
         raise ConfigError(f"{folder}: no request completed on one worker, so there is nothing to fit")
@@ -105,16 +128,15 @@ def read_live_run(folder: Path, fit_rows: int | None = None) -> LiveRun:
 class _Requests:
     """The requests of a run by worker."""
 
-    def __init__(self, columns: Columns, rows: dict[str, Row], left_out: dict[str, int], fit_rows: int | None) -> None:
+    def __init__(self, columns: Columns, rows: dict[str, Row], left_out: dict[str, int], part: Part) -> None:
         self.by_worker: dict[int, list[Observed]] = {}
-        limit = math.inf if fit_rows is None else fit_rows
         codes, labels = columns.codes("status")
         times = [columns.floats(name).tolist() for name in ("dispatch_s", "first_token_s", "last_token_s")]
         workers, moves = columns.ints("worker_id", null=-1).tolist(), columns.ints("migrations", null=0).tolist()
         fitted = 0
         for at, name in enumerate(columns.texts("request_id")):
             row, worker = rows.get(str(name)), workers[at]
-            fitted += row is not None and at < limit
+            fitted += row is not None and part.has(at)
             dispatch_s, first_s, last_s = (values[at] for values in times)
             if row is None or worker < 0 or math.isnan(dispatch_s):
                 continue  # counted by the reader of the journal, or nobody's work
@@ -132,7 +154,7 @@ class _Requests:
                     keys=None if row.keys is None else tuple(row.keys),
                     first_s=first_s if whole else None,
                     last_s=last_s if whole else None,
-                    fitted=whole and at < limit,
+                    fitted=whole and part.has(at),
                 )
             )
         self.trace_rows = (fitted, len(rows))

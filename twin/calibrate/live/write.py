@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from policies.frozen import frozen
 from twin.calibrate.live.fit import GroupFit, fit_group, parts
-from twin.calibrate.live.run import LiveRun
+from twin.calibrate.live.run import ALL, LiveRun, Part
 from twin.cluster import build_groups
 from twin.config import Config, LatencyConfig, TraceConfig
 from twin.config_text import to_toml
@@ -22,20 +22,19 @@ from twin.config_text import to_toml
 
 @frozen
 class LiveFit:
-    """Runs with what was fitted to them, by group. `fit_rows`: only so many first requests of each were looked at."""
+    """Runs with what was fitted to them, by group. `part` of each was looked at."""
 
     runs: tuple[LiveRun, ...]
     groups: tuple[GroupFit, ...]
-    fit_rows: int | None
+    part: Part
 
     def rests_on(self) -> str:
         """For provenance: which runs, and how much of them."""
         named = ", ".join(f"{run.folder.name} ({run.digest})" for run in self.runs)
-        part = f"the first {self.fit_rows:,} requests of each of " if self.fit_rows is not None else ""
-        return f"fitted to {part}live runs {named}"
+        return f"fitted to {self.part.words()}live runs {named}"
 
 
-def fit_runs(runs: Sequence[LiveRun], fit_rows: int | None, told: object = None) -> LiveFit:
+def fit_runs(runs: Sequence[LiveRun], part: Part = ALL, told: object = None) -> LiveFit:
     """Fit every group to all of the runs together, which are repeats of one configuration."""
     say = told if callable(told) else (lambda what: None)
     groups = []
@@ -43,7 +42,7 @@ def fit_runs(runs: Sequence[LiveRun], fit_rows: int | None, told: object = None)
         name = built.config.name
         workers = [worker for run in runs for worker in run.workers if worker.group == name]
         groups.append(fit_group(name, workers, built.settings, say))
-    return LiveFit(runs=tuple(runs), groups=tuple(groups), fit_rows=fit_rows)
+    return LiveFit(runs=tuple(runs), groups=tuple(groups), part=part)
 
 
 def _assumed(config: Config) -> Config:
@@ -69,7 +68,7 @@ def fitted_config(fit: LiveFit, trace: Path | None = None) -> Config:
                 latency=LatencyConfig(model="linear", params=MappingProxyType(dict(_params(fit, found)))),
             )
         )
-    has_part = trace is not None and fit.fit_rows is not None
+    has_part = trace is not None and fit.part.first is not None
     demand = TraceConfig(path=trace, warmup=run.trace_rows[0] if has_part else None)
     return replace(run.config, workers=tuple(groups), trace=demand)
 
