@@ -116,6 +116,7 @@ def test_the_folder_is_beside_the_run_if_none_is_named(twin, live: list[Path]) -
         (["compare", "LIVE", "LIVE", "--blocks", "5"], "--blocks 5: has no effect on two runs"),
         (["record", "LIVE", "--fit-rows", "5"], "5 completed requests to fit to; at least 10 are needed"),
         (["record", "LIVE", "--fit-rows", "120"], "has 120 requests, so none is left to measure"),
+        (["record", "LIVE", "--out", "/proc/twin"], "--out /proc/twin: cannot be made"),
         (["record", "LIVE", "--out", "FILE"], "is a file; name a folder"),
         (["calibrate", "--from", "live", "nowhere", "--out", "o.toml"], "nowhere: not a whole run folder"),
         (["calibrate", "--from", "live", "LIVE", "--out", "/proc/o.toml"], "/proc/o.toml: cannot be written"),

@@ -47,7 +47,10 @@ def record(
     folder = out if out is not None else runs[0].resolve().with_name(f"{runs[0].resolve().name}-twin")
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--out {folder}: is a file; name a folder")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {folder}: cannot be made: {error.strerror}; choose another place") from None
     done = import_trace(fit.runs[0].folder / "journal.jsonl", folder / TRACE)
     written(fit, folder / CONFIG, folder / TRACE)
     print(tell(fit))
