@@ -29,7 +29,9 @@ def fidelity_text(found: Fidelity, *, colour: bool = False, width: int = WIDTH) 
 def fidelity_markdown(found: Fidelity) -> str:
     """The same table, with what follows from it as a list."""
     lines = [" | ".join(cells) for cells in (COLUMNS, ["---"] * len(COLUMNS), *map(row, found.figures))]
-    return "\n".join([*(f"| {line} |" for line in lines), "", *(f"* {line}" for line in closing(found))])
+    return "\n".join(
+        [*(f"| {line} |" for line in lines), "", *(f"* {line}" for line in (*found.notes, *closing(found)))]
+    )
 
 
 def row(one: Figure) -> list[str]:
