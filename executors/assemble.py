@@ -7,13 +7,15 @@ environments and checkpoints there are on this host is `Host`'s.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import field, replace
 from pathlib import Path
 
 from executors.clock import Clock, WallClock
 from executors.discovery import open_discovery
 from executors.discovery.record import WorkerRecord, new_incarnation
+from executors.engines import kv_tiers
+from executors.engines.kv_tiers import KvPlaces
 from executors.engines.mock import MockEngine
 from executors.engines.protocol import Engine
 from executors.engines.remote import Attached
@@ -63,6 +65,8 @@ class Host:
     tokens: tuple[int, int] = (100, 32_000)
     """Token ids that mock engines make, from the first to before the last."""
     limits: Limits = USUAL
+    tiers: KvPlaces = field(default_factory=KvPlaces)
+    """Where KV of workers that are started here may lie below their devices."""
 
 
 def live_config(config: Config, host: Host) -> tuple[Config, list[str]]:
@@ -80,7 +84,25 @@ def live_config(config: Config, host: Host) -> tuple[Config, list[str]]:
     if replicas.count > 1:
         replicas = replace(replicas, count=1)
         notices.append("replicas.count = 1: a process is one router; start as many, with --peers")
+    notices += _tiers(config, host)
     return replace(config, router=router, resilience=resilience, replicas=replicas), notices
+
+
+def _tiers(config: Config, host: Host) -> Iterator[str]:
+    """What is made of KV tiers. Raises CapabilityError for what the engines that are started here cannot carry out."""
+    for group in config.workers:
+        if not group.kvbm.has_tiers and group.engine.host_blocks is None:
+            continue
+        kvbm = f"workers.{group.name}.kvbm" if group.kvbm.has_tiers else f"workers.{group.name}.engine.host_blocks"
+        if host.mock:
+            yield f"{kvbm}: mock engines keep KV on their devices alone"
+        elif group.name in host.attached or host.discovery is not None:
+            yield f"{kvbm}: those workers have the tiers that they were started with"
+        else:
+            kv_tiers.check(group, host.tiers)
+            given = kv_tiers.simulated(group)
+            if given:
+                yield f"{kvbm}: {', '.join(given)} say how fast a simulation is; real links and stores are as they are"
 
 
 def live_policies(config: Config, block_size: int, number: int | None = None) -> list[Policy]:
@@ -127,7 +149,9 @@ class LiveCluster:
         self.failures: list[str] = []
         self.starter: HostStarter | None = None
         if not host.mock:
-            self.starter = HostStarter(self._groups, host.model, host.pythons, self.clock.now, host.logs, host.lease_s)
+            self.starter = HostStarter(
+                self._groups, host.model, host.pythons, self.clock.now, host.logs, host.lease_s, tiers=host.tiers
+            )
             fleet.starter = self.starter
         context = max(group.engine.max_model_len or 0 for group in self.config.workers)
         self.joiner = self._joiner(host.discovery) if host.discovery is not None else None

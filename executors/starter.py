@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import shlex
+import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
+from executors.engines.kv_tiers import KvPlaces, shared_memory
 from executors.engines.launch import Launch, Place, Ports, launch, port_needs
 from executors.engines.protocol import Engine
 from executors.engines.remote import Attached, Remote
@@ -88,6 +92,7 @@ class HostStarter:
         drain_s: int = 300,
         host: str = LOOPBACK,
         shared: bool = False,
+        tiers: KvPlaces | None = None,
     ) -> None:
         self._groups = dict(groups)
         self._model = model
@@ -96,6 +101,7 @@ class HostStarter:
         self._folder = folder or Path(tempfile.mkdtemp(prefix="dynatwin-"))
         self._host = host
         self._shared = shared
+        self._tiers = tiers or KvPlaces()
         self._ports = PortAllocator(host)
         self._counts: dict[str, int] = {}
         self._lease_s = lease_s
@@ -114,7 +120,7 @@ class HostStarter:
         for group in self._groups.values():
             for _ in range(group.count):
                 name = self._next_name(group.name)
-                _, made = self._launch(name, group)
+                _, made = self._launch(name, group, self._tiers)
                 command = (str(self._python(group)), *made.argv)
                 planned.append(Planned(name=name, group=group.name, command=command, env=made.env, files=made.files))
                 self._ports.release(name)
@@ -135,7 +141,7 @@ class HostStarter:
             )
         return self._pythons[kind]
 
-    def _launch(self, name: str, group: WorkerGroup) -> tuple[Place, Launch]:
+    def _launch(self, name: str, group: WorkerGroup, tiers: KvPlaces) -> tuple[Place, Launch]:
         taken = self._ports.take(name, port_needs(group))
         folder = self._folder / name
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -148,22 +154,32 @@ class HostStarter:
             lease_s=self._lease_s,
             drain_s=self._drain_s,
             shared=self._shared,
+            tiers=tiers,
+            tag=f"{name}-{secrets.token_hex(4)}",
         )
         return place, launch(group, place)
 
+    def _own_tiers(self, name: str, group: WorkerGroup) -> KvPlaces:
+        """With a folder on the disk that is this worker's alone."""
+        if not group.kvbm.has_disk or self._tiers.disk is None:
+            return self._tiers
+        self._tiers.disk.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return replace(self._tiers, disk=Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._tiers.disk)))
+
     async def _run(self, name: str, group: WorkerGroup) -> Engine:
-        place, made = self._launch(name, group)
+        tiers = self._own_tiers(name, group)
+        place, made = self._launch(name, group, tiers)
         for file, text in made.files.items():
             (Path(place.folder) / file).write_text(text, encoding="utf-8")
         process = await EngineProcess.start(
             name,
             (str(self._python(group)), *made.argv),
             self._folder / f"{name}.log",
-            environment={**os.environ, **made.env},
+            environment=_environment(made.env),
             folder=Path(place.folder),
         )
         self.processes[name] = process
-        process.when_ended(lambda ended: self._ports.release(name))
+        process.when_ended(lambda ended: self._clear(place))
         at = Attached(
             name=name,
             url=f"http://{bracketed(place.ports.host)}:{place.ports.http}",
@@ -176,7 +192,23 @@ class HostStarter:
         )
         return adapter(group, at, self._now)
 
+    def _clear(self, place: Place) -> None:
+        """A worker has ended: nothing of its KV stays, since it can be turned back into text."""
+        self._ports.release(place.name)
+        if place.tiers.disk is not None and place.tiers.disk != self._tiers.disk:
+            shutil.rmtree(place.tiers.disk, ignore_errors=True)
+        for left in shared_memory(place.tag):
+            left.unlink(missing_ok=True)
+
     async def close(self) -> None:
         """End whatever was started here and still runs."""
         await asyncio.gather(*(process.stop(5.0) for process in self.processes.values()))
         self._ports.close()
+
+
+def _environment(more: Mapping[str, str]) -> dict[str, str]:
+    """Ours and what the engine needs besides; where modules are looked for, its own folders come first."""
+    found = {**os.environ, **more}
+    if "PYTHONPATH" in more and (ours := os.environ.get("PYTHONPATH")):
+        found["PYTHONPATH"] = os.pathsep.join((more["PYTHONPATH"], ours))
+    return found

@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from twin.commands.replay_line import Values
 from twin.errors import CapabilityError, ConfigError
+
+if TYPE_CHECKING:
+    from executors.engines.kv_tiers import KvPlaces
 
 
 def check_packages(command: str) -> None:
@@ -51,6 +55,16 @@ def pairs_of(values: Values, name: str) -> list[tuple[str, str]]:
             raise ConfigError(f"--{name} {text}: write NAME=VALUE")
         found.append((key, value))
     return found
+
+
+def tiers_of(values: Values) -> KvPlaces:
+    """Where KV may lie below devices: --kv-disk and --kv-objects."""
+    from executors.engines.kv_tiers import KvPlaces, ObjectStore
+
+    return KvPlaces(
+        disk=Path(values["kv_disk"]).resolve() if "kv_disk" in values else None,
+        objects=ObjectStore.parse(values["kv_objects"]) if "kv_objects" in values else None,
+    )
 
 
 def whole_of(values: Values, name: str, usual: int) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from executors.commands.lines import check_packages, pairs_of, pythons, whole_of
+from executors.commands.lines import check_packages, pairs_of, pythons, tiers_of, whole_of
 from twin.commands.replay_line import Option, Values
 from twin.commands.typed import command_of
 from twin.errors import ConfigError, Exit
@@ -39,6 +39,8 @@ OPTIONS = (
     Option("--python", "ENGINE=PATH", "Interpreter of the environment that an engine is in.", many=True),
     Option("--logs", "DIR", "Folder for the logs of engines; otherwise a temporary one."),
     Option("--lease", "S", "Seconds that a prefill worker keeps KV that nobody fetched (30)."),
+    Option("--kv-disk", "DIR", "Folder for the disk tiers of workers that are started (workers.kvbm)."),
+    Option("--kv-objects", "URL", "Their remote tier: s3://BUCKET[/PREFIX][?endpoint=URL&region=NAME]."),
     Option("--record", "DIR", "Write the run there: journal, requests, report; twin replay reads the journal."),
     Option("--shadow", "", "Simulate the same requests beside the cluster: predicted against measured in /metrics."),
     Option("--shadow-wait", "S", "Seconds that the shadow waits for the length of an open answer (60)."),
@@ -81,10 +83,16 @@ serve = command_of(run, OPTIONS, "Serve a configuration: the same policies, live
 _ALL = "allow_no_effect=true"  # what has no effect in a simulation may have one here: it is told, not refused
 
 
+_OF_LIVE = (
+    "checkpoint", "attach", "discovery", "peers", "peer_listen", "python", "logs", "lease", "plan", "kv_disk",
+    "kv_objects",
+)  # fmt: skip
+
+
 def _check(values: Values, config: Config) -> None:
     """What has no effect, or means nothing, is refused."""
     live = "live" in values
-    for name in ("checkpoint", "attach", "discovery", "peers", "peer_listen", "python", "logs", "lease", "plan"):
+    for name in _OF_LIVE:
         if name in values and not live:
             raise ConfigError(
                 f"--{name.replace('_', '-')} has no effect without --live: mock engines load and start nothing"
@@ -176,6 +184,7 @@ def _host(values: Values, config: Config, name: str, tokens: tuple[int, int]) ->
         record=Path(values["record"]) if "record" in values else None,
         lease_s=whole_of(values, "lease", 30),
         tokens=tokens,
+        tiers=tiers_of(values),
     )
 
 
@@ -224,7 +233,7 @@ def _plan(config: Config, host: Host) -> int:
         print(f"note: {notice}", file=sys.stderr)
     started = served.workers if host.discovery is None else ()
     groups = {group.name: group for group in started if group.name not in host.attached}
-    starter = HostStarter(groups, host.model, host.pythons, lambda: 0.0, host.logs, host.lease_s)
+    starter = HostStarter(groups, host.model, host.pythons, lambda: 0.0, host.logs, host.lease_s, tiers=host.tiers)
     for planned in starter.plan():
         print(planned.text())
     for group, urls in host.attached.items():

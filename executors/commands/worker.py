@@ -11,7 +11,7 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from executors.commands.lines import check_packages, pythons, whole_of
+from executors.commands.lines import check_packages, pythons, tiers_of, whole_of
 from twin.commands.replay_line import Option, Values
 from twin.commands.typed import command_of
 from twin.errors import ConfigError, Exit
@@ -34,6 +34,8 @@ OPTIONS = (
     Option("--python", "ENGINE=PATH", "Interpreter of the environment that an engine is in.", many=True),
     Option("--logs", "DIR", "Folder for the logs of engines; otherwise a temporary one."),
     Option("--lease", "S", "Seconds that a prefill worker keeps KV that nobody fetched (30)."),
+    Option("--kv-disk", "DIR", "Folder for their disk tier (workers.kvbm); each has one of its own in it."),
+    Option("--kv-objects", "URL", "Their remote tier: s3://BUCKET[/PREFIX][?endpoint=URL&region=NAME]."),
     Option("--grace", "S", "Seconds after a signal until engines are told to end (2)."),
     Option("--drain", "S", "Seconds that open requests may then take (300)."),
     Option("--quiet", "", "Lines for scripts on stdout.", short="-q"),
@@ -101,6 +103,7 @@ async def _run(values: Values, group: WorkerGroup) -> int:
         drain_s,
         values.get("host", "127.0.0.1"),
         shared=True,
+        tiers=tiers_of(values),
     )
     here = socket.gethostname()
     own = Self(

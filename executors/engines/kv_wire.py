@@ -21,6 +21,9 @@ from policies.frozen import frozen
 _U64 = 2**64
 _UNSTATED_MEDIUM = "GPU"  # fields at their default are left out, and blocks begin on the device
 
+_REMOTE = "REMOTE"
+"""What vLLM calls a store that is not on the worker's host: its locality, of medium STORAGE; or a medium of its own."""
+
 _INDEXED_KINDS = (None, "full_attention", "mla_attention", "sink_full_attention")
 """KV groups that need every block of a prefix; a window or a state says nothing about how far a prefix goes."""
 
@@ -123,7 +126,7 @@ def _said(event: Any) -> Said:
     if kind == "AllBlocksCleared":
         return Cleared(tier=Tier.G1_DEVICE)  # of the device's pool alone
     medium = event.get("medium") or _UNSTATED_MEDIUM
-    tier = TIER_OF_MEDIUM.get(medium)
+    tier = TIER_OF_MEDIUM.get(_REMOTE if event.get("locality") == _REMOTE else medium)
     if tier is None:
         return Refused(what=f"{kind} in medium {medium!r}, which is none of {', '.join(TIER_OF_MEDIUM)}")
     match kind:

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
 
+from executors.engines import kv_tiers
+from executors.engines.kv_tiers import KvPlaces
 from executors.ports import LOOPBACK, PortNeed
 from policies.errors import CapabilityError
 from policies.frozen import frozen
@@ -53,7 +55,8 @@ class Launch:
 @frozen
 class Place:
     """Where a worker runs: its name, the model's folder (or hub name) and the name it is served by, its ports, and a
-    folder of its own (0700), in a path short enough for sockets. `shared`: several processes follow its KV events."""
+    folder of its own (0700), in a path short enough for sockets. `shared`: several processes follow its KV events.
+    `tiers` is where its KV may lie below the device, `tag` a name that nobody else has."""
 
     name: str
     model: str
@@ -63,10 +66,13 @@ class Place:
     lease_s: int = 30
     drain_s: int = 0
     shared: bool = False
+    tiers: KvPlaces = field(default_factory=KvPlaces)
+    tag: str = ""
 
 
 def launch(group: WorkerGroup, place: Place) -> Launch:
     """The start of one worker of a group. Raises CapabilityError for what its engine cannot do."""
+    kv_tiers.check(group, place.tiers)
     match group.engine.kind:
         case "vllm":
             return _vllm(group, place)
@@ -137,6 +143,9 @@ def _vllm(group: WorkerGroup, place: Place) -> Launch:
             **({"kv_buffer_device": "cpu"} if group.on_cpu else {}),
         }
         env |= {"VLLM_NIXL_SIDE_CHANNEL_HOST": ports.host, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(ports.side)}
+    if group.kvbm.has_tiers:
+        values["kv-transfer-config"] = kv_tiers.connector(group, place.tiers, place.tag or place.name)
+        env |= kv_tiers.environment(group)
     return Launch(argv=("-m", "vllm.entrypoints.openai.api_server", *_flags(values)), env=env)
 
 
