@@ -79,6 +79,7 @@ class Service:
     openai: openai.AsyncOpenAI
     anthropic: anthropic.AsyncAnthropic
     http: httpx.AsyncClient
+    kserve_port: int
     happened: list[Event] = field(default_factory=list)
     ended: list[Ended] = field(default_factory=list)
     broken: list[BaseException] = field(default_factory=list)
@@ -193,7 +194,7 @@ async def serving(
     host = Host(model=Model(checkpoint="", served_as=MODEL), pythons={}, attached=urls, record=record, lease_s=LEASE_S)
     async with asyncio.timeout(LIMIT_S):
         cluster = LiveCluster(config, host)
-        settings = Settings(port=0, deadlines=Deadlines(grace_s=0.0, drain_s=LIMIT_S))
+        settings = Settings(port=0, kserve_port=0, deadlines=Deadlines(grace_s=0.0, drain_s=LIMIT_S))
         frontend = Frontend(cluster.service, {MODEL: tokenizer}, settings, now=cluster.clock.now)
         await frontend.start()
         url = f"http://127.0.0.1:{frontend.port}"
@@ -203,7 +204,7 @@ async def serving(
                 anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0, timeout=LIMIT_S) as other,
                 httpx.AsyncClient(base_url=url, timeout=LIMIT_S, trust_env=False) as http,
             ):
-                service = Service(cluster, one, other, http)
+                service = Service(cluster, one, other, http, frontend.ports[-1])
                 service.watch()
                 await cluster.start()
                 yield service
@@ -238,9 +239,9 @@ class Engines:
         config = configured(self._folder, mode, mixed=len(names))
         return serving(config, self._run(), self._tokenizer, mixed=tuple(map(self.url, names)))
 
-    def split(self) -> Any:
-        config = configured(self._folder, "kv", prefill=1, decode=1)
-        urls = {"prefill": (self.url("prefill"),), "decode": (self.url("decode"),)}
+    def split(self, prefill: Sequence[str] = ("prefill",), decode: Sequence[str] = ("decode",)) -> Any:
+        config = configured(self._folder, "kv", prefill=len(prefill), decode=len(decode))
+        urls = {"prefill": tuple(map(self.url, prefill)), "decode": tuple(map(self.url, decode))}
         return serving(config, self._run(), self._tokenizer, **urls)
 
     def _run(self) -> Path:

@@ -10,7 +10,9 @@ import asyncio
 import json
 from typing import Any
 
+import grpc
 import pytest
+from kserve_client import infer_request, outputs, stream, unary
 from live_service import MODEL, Engines, Service, prompt, read
 
 from executors.engines.metrics import Page
@@ -165,6 +167,32 @@ def chunks(text: str) -> list[dict[str, Any]]:
     return [json.loads(one) for one in told]
 
 
+def test_c23_usage_over_kserve_is_that_of_the_other_forms(engines: Engines, tokenizer: ServedTokenizer) -> None:
+    text = "What is made of 12 apples?"
+    expected = {"prompt_tokens": len(tokenizer.encode(text)), "completion_tokens": 5}
+
+    async def main() -> None:
+        async with engines.split() as it, grpc.aio.insecure_channel(f"127.0.0.1:{it.kserve_port}") as channel:
+            asked: dict[str, Any] = {"text": text, "max_tokens": 5, "ignore_eos": True, "temperature": 0.0}
+            whole = outputs(await unary(channel, "ModelInfer")(infer_request(MODEL, **asked)))
+            call = stream(channel)
+            await call.write(infer_request(MODEL, streaming=True, request_id="s", **asked))
+            await call.done_writing()
+            answers = [answer async for answer in call]
+            parts = [outputs(answer.infer_response) for answer in answers]
+            body = {"model": MODEL, "prompt": text, "max_tokens": 5, "ignore_eos": True, "temperature": 0}
+            plain = (await it.http.post("/v1/completions", json=body)).json()
+            for told in (whole, parts[-1], plain["usage"]):
+                assert {name: told[name] for name in expected} == expected
+            assert not any(expected.keys() & part.keys() for part in parts[:-1])
+            assert {answer.infer_response.id for answer in answers} == {"s"}
+            assert (whole["finish_reason"], parts[-1]["finish_reason"]) == (b"length", b"length")
+            said = b"".join(part["text_output"] for part in parts)
+            assert said == whole["text_output"] == plain["choices"][0]["text"].encode()
+
+    asyncio.run(main())
+
+
 # ---------------------------------------------------------------- leaving
 
 
@@ -193,6 +221,23 @@ async def leave_prefill(it: Service) -> None:
     raise AssertionError("no prompt took long enough to leave during its prefill")
 
 
+async def leave_kserve_stream(it: Service) -> None:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{it.kserve_port}") as channel:
+        call = stream(channel)
+        await call.write(infer_request(MODEL, streaming=True, text="apples " * 60, max_tokens=3000, ignore_eos=True))
+        for _ in range(3):
+            await call.read()
+        call.cancel()
+
+
+async def leave_kserve_unary(it: Service) -> None:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{it.kserve_port}") as channel:
+        call = unary(channel, "ModelInfer")(infer_request(MODEL, text="apples " * 60, max_tokens=3000, ignore_eos=True))
+        await it.until(lambda: it.count(FirstToken) > 0)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+
+
 async def hang_up(call: asyncio.Task[Any]) -> None:
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
@@ -207,7 +252,7 @@ async def computing(it: Service) -> None:
                 return
 
 
-@pytest.mark.parametrize("leave", [leave_stream, leave_unary, leave_prefill])
+@pytest.mark.parametrize("leave", [leave_stream, leave_unary, leave_prefill, leave_kserve_stream, leave_kserve_unary])
 @pytest.mark.parametrize("kind", ["unsplit", "split"])
 def test_c22_when_the_client_leaves_every_engine_is_free(engines: Engines, kind: str, leave: Any) -> None:
     async def main() -> None:

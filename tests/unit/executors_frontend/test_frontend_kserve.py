@@ -6,6 +6,7 @@ import asyncio
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,24 +14,17 @@ import pytest
 pytestmark = pytest.mark.optional
 grpc = pytest.importorskip("grpc", reason="gRPC needs grpcio: pip install 'dynatwin[kserve]'")
 
+import kserve_client  # noqa: E402
 from frontend_builders import ANSWER, MODEL, Script, ScriptedBackend, Served, ids_of, run, served  # noqa: E402
+from kserve_client import TEXT, outputs, stream, unary  # noqa: E402
 
 from executors.frontend.kserve.messages import message  # noqa: E402
 from executors.frontend.settings import Settings  # noqa: E402
 
-TEXT = {"name": "text_input", "datatype": "BYTES", "shape": [1]}
 CODE = grpc.StatusCode
 
 
-def infer_request(*, streaming: bool = False, request_id: str = "r1", text: str = "one", **parameters: object) -> Any:
-    made = message("ModelInferRequest")(model_name=MODEL, id=request_id)
-    made.inputs.append(message("Tensor")(**TEXT, contents={"bytes_contents": [text.encode()]}))
-    flag = {"name": "streaming", "datatype": "BOOL", "shape": [1]}
-    made.inputs.append(message("Tensor")(**flag, contents={"bool_contents": [streaming]}))
-    for name, value in parameters.items():
-        kind = {bool: "bool_param", int: "int64_param", str: "string_param", float: "double_param"}[type(value)]
-        setattr(made.parameters[name], kind, value)
-    return made
+infer_request = partial(kserve_client.infer_request, MODEL)
 
 
 @asynccontextmanager
@@ -40,27 +34,6 @@ async def kserve(backend: ScriptedBackend | None = None) -> AsyncIterator[tuple[
         grpc.aio.insecure_channel(f"127.0.0.1:{it.frontend.ports[-1]}") as channel,
     ):
         yield it, channel
-
-
-def unary(channel: Any, name: str) -> Any:
-    return channel.unary_unary(
-        f"/inference.GRPCInferenceService/{name}",
-        lambda one: one.SerializeToString(),
-        message(f"{name}Response").FromString,
-    )
-
-
-def stream(channel: Any) -> Any:
-    return channel.stream_stream(
-        "/inference.GRPCInferenceService/ModelStreamInfer",
-        lambda one: one.SerializeToString(),
-        message("ModelStreamInferResponse").FromString,
-    )()
-
-
-def outputs(answer: Any) -> dict[str, Any]:
-    kinds = {"BYTES": "bytes_contents", "INT32": "int_contents"}
-    return {one.name: getattr(one.contents, kinds[one.datatype])[0] for one in answer.outputs}
 
 
 @run
