@@ -98,7 +98,7 @@ class HostStarter:
         self._model = model
         self._pythons = dict(pythons)
         self._now = now
-        self._folder = folder or Path(tempfile.mkdtemp(prefix="dynatwin-"))
+        self.folder = folder or Path(tempfile.mkdtemp(prefix="dynatwin-"))
         self._host = host
         self._shared = shared
         self._tiers = tiers or KvPlaces()
@@ -143,7 +143,7 @@ class HostStarter:
 
     def _launch(self, name: str, group: WorkerGroup, tiers: KvPlaces) -> tuple[Place, Launch]:
         taken = self._ports.take(name, port_needs(group))
-        folder = self._folder / name
+        folder = self.folder / name
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         place = Place(
             name=name,
@@ -174,7 +174,7 @@ class HostStarter:
         process = await EngineProcess.start(
             name,
             (str(self._python(group)), *made.argv),
-            self._folder / f"{name}.log",
+            self.folder / f"{name}.log",
             environment=_environment(made.env),
             folder=Path(place.folder),
         )

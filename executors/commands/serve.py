@@ -15,7 +15,7 @@ from twin.commands.typed import command_of
 from twin.errors import ConfigError, Exit
 
 if TYPE_CHECKING:
-    from executors.assemble import Host
+    from executors.assemble import Host, LiveCluster
     from executors.engines.protocol import Ability
     from executors.frontend.settings import Settings
     from executors.frontend.tokens import ServedTokenizer
@@ -83,6 +83,8 @@ serve = command_of(run, OPTIONS, "Serve a configuration: the same policies, live
 _ALL = "allow_no_effect=true"  # what has no effect in a simulation may have one here: it is told, not refused
 
 
+_PROGRESS_S = 15.0
+"""Between two lines about engines that are still starting."""
 _OF_LIVE = (
     "checkpoint", "attach", "discovery", "peers", "peer_listen", "python", "logs", "lease", "plan", "kv_disk",
     "kv_objects",
@@ -274,7 +276,9 @@ async def _serve(
     try:
         started = asyncio.ensure_future(cluster.start())
         serving = asyncio.ensure_future(frontend.run())
-        telling = asyncio.ensure_future(_tell(frontend, started, quiet=quiet))
+        telling = asyncio.gather(
+            _tell(frontend, started, quiet=quiet), *(() if quiet else (_wait_aloud(cluster, started),))
+        )
         done, _ = await asyncio.wait({started, serving}, return_when=asyncio.FIRST_COMPLETED)
         if started in done and started.exception() is not None:
             serving.cancel()
@@ -290,6 +294,16 @@ async def _serve(
             print(f"record  {host.record}", file=sys.stderr)
             if shadow is not None and shadow.up:
                 print(f"shadow  {host.record / PREDICTED}", file=sys.stderr)
+
+
+async def _wait_aloud(cluster: LiveCluster, started: asyncio.Future[None]) -> None:
+    """Say on stderr whom we wait for: a real engine imports for minutes on a busy host, and says nothing meanwhile."""
+    while not (await asyncio.wait({started}, timeout=_PROGRESS_S))[0]:
+        starting = cluster.world.fleet.starting
+        if starting:
+            now_s = cluster.clock.now()
+            logs = f"; logs in {cluster.starter.folder}" if cluster.starter is not None else ""
+            print(f"starting {', '.join(sorted(starting))}: {now_s:.0f} s so far{logs}", file=sys.stderr, flush=True)
 
 
 async def _tell(frontend: object, started: asyncio.Future[None], *, quiet: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -202,32 +203,56 @@ def test_a_line_that_means_nothing_is_refused_in_one_line(line: tuple[str, ...],
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_the_plan_of_engines_is_a_line_for_each_worker(tmp_path: Path) -> None:
+def planned(tmp_path: Path, *more: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`twin serve --live --plan` of the configuration."""
     model = tmp_path / "model"
-    model.mkdir()
+    model.mkdir(exist_ok=True)
     (model / "tokenizer.json").write_text(_tokenizer(), encoding="utf-8")
     file = tmp_path / "c.toml"
     file.write_text(CONFIG, encoding="utf-8")
-    line = [
-        sys.executable,
-        "-m",
-        "twin",
-        "serve",
-        "--live",
-        "--plan",
-        "--config",
-        str(file),
-        "--checkpoint",
-        str(model),
-    ]
-    line += ["--python", f"vllm={sys.executable}", "--logs", "logs"]
-    done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=tmp_path)
+    line = [sys.executable, "-m", "twin", "serve", "--live", "--plan", "--config", str(file), "--checkpoint"]
+    line += [str(model), "--python", f"vllm={sys.executable}", *more]
+    return subprocess.run(
+        line, capture_output=True, text=True, check=False, cwd=tmp_path, env={**os.environ, **environment}
+    )
+
+
+def test_the_plan_of_engines_is_a_line_for_each_worker(tmp_path: Path) -> None:
+    done = planned(tmp_path, "--logs", "logs")
     assert done.returncode == 0, done.stderr
     commands = [text for text in done.stdout.splitlines() if "vllm.entrypoints" in text]
     assert len(commands) == 2
-    assert all("--kv-events-config" in command and str(model) in command for command in commands)
+    assert all("--kv-events-config" in command and str(tmp_path / "model") in command for command in commands)
     assert all(f"ipc://{tmp_path}/logs" in command for command in commands), "engines may run in another folder"
     assert "router.index = engine" in done.stderr
+
+
+TIERS = ("--set", "workers.kvbm.cpu_cache_gb=1", "--set", "workers.kvbm.remote=true")
+
+
+def test_the_plan_of_tiers_has_no_key_of_their_store(tmp_path: Path) -> None:
+    store = "s3://bucket/kv?endpoint=http://127.0.0.1:9000"
+    slow = ("--set", "workers.kvbm.cpu_gb_per_s=4")
+    done = planned(tmp_path, *TIERS, *slow, "--kv-objects", store, AWS_SECRET_ACCESS_KEY="kept-to-itself")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("OffloadingConnector") == 2
+    assert "kept-to-itself" not in done.stdout + done.stderr
+    assert "cpu_gb_per_s say how fast a simulation is" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ((), "workers.pool.kvbm.remote: which object store? give --kv-objects s3://BUCKET"),
+        (("--kv-objects", "s3://k:s@bucket"), "keys are not part of it, they come from AWS_ACCESS_KEY_ID"),
+        (("--kv-objects", "s3://bucket", "--set", "workers.kvbm.onboard=faster"), "kvbm.onboard: faster cannot be"),
+    ],
+)
+def test_tiers_that_cannot_be_had_are_refused_in_one_line(tmp_path: Path, line: tuple[str, ...], text: str) -> None:
+    done = planned(tmp_path, *TIERS, *line)
+    assert done.returncode == 2, done.stderr
+    assert text in done.stderr.strip().splitlines()[-1]
+    assert "Traceback" not in done.stderr
 
 
 def _tokenizer() -> str:
