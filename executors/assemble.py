@@ -39,7 +39,7 @@ from policies.cluster.ids import Role
 from policies.errors import ConfigError
 from policies.frozen import frozen
 from twin.cluster import build_groups
-from twin.config import Config, WorkerGroup
+from twin.config import Config, KvbmConfig, WorkerGroup
 from twin.deciding import build_policy, guards, migration
 
 MOCK = "mock"
@@ -85,7 +85,10 @@ def live_config(config: Config, host: Host) -> tuple[Config, list[str]]:
         replicas = replace(replicas, count=1)
         notices.append("replicas.count = 1: a process is one router; start as many, with --peers")
     notices += _tiers(config, host)
-    return replace(config, router=router, resilience=resilience, replicas=replicas), notices
+    workers = config.workers
+    if host.mock:
+        workers = tuple(replace(group, kvbm=KvbmConfig()) for group in workers)
+    return replace(config, workers=workers, router=router, resilience=resilience, replicas=replicas), notices
 
 
 def _tiers(config: Config, host: Host) -> Iterator[str]:
@@ -95,7 +98,8 @@ def _tiers(config: Config, host: Host) -> Iterator[str]:
             continue
         kvbm = f"workers.{group.name}.kvbm" if group.kvbm.has_tiers else f"workers.{group.name}.engine.host_blocks"
         if host.mock:
-            yield f"{kvbm}: mock engines keep KV on their devices alone"
+            if group.kvbm.has_tiers:
+                yield f"{kvbm}: mock engines keep KV on their devices alone"
         elif group.name in host.attached or host.discovery is not None:
             yield f"{kvbm}: those workers have the tiers that they were started with"
         else:

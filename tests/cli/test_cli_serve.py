@@ -227,6 +227,12 @@ def test_the_plan_of_engines_is_a_line_for_each_worker(tmp_path: Path) -> None:
     assert "router.index = engine" in done.stderr
 
 
+def test_mock_engines_keep_kv_on_their_devices_alone(tmp_path: Path) -> None:
+    with served(tmp_path, "--set", "workers.kvbm.cpu_cache_gb=8") as (_, address):
+        body = {"model": "llama-3.1-8b", "prompt": "one two", "max_tokens": 3}
+        assert httpx.post(f"{address}/v1/completions", json=body).status_code == 200
+
+
 TIERS = ("--set", "workers.kvbm.cpu_cache_gb=1", "--set", "workers.kvbm.remote=true")
 
 
