@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -40,7 +41,18 @@ def _made(bucket: str) -> bool:
         return False
 
 
-def ask(address: str, method: str = "GET") -> str:
-    """What the server answers."""
-    with urllib.request.urlopen(urllib.request.Request(address, method=method), timeout=LIMIT_S) as answer:
-        return str(answer.read().decode())
+def objects(address: str) -> list[str]:
+    """Names of what is in the bucket."""
+    with urllib.request.urlopen(f"{address}/{BUCKET}?list-type=2", timeout=LIMIT_S) as answer:
+        return re.findall("<Key>(.*?)</Key>", answer.read().decode())
+
+
+def empty(python: Path, address: str, keys: Mapping[str, str]) -> None:
+    """Delete all that is in the bucket."""
+    code = f"""
+import boto3
+bucket = boto3.resource("s3", endpoint_url={address!r}, region_name="us-east-1").Bucket({BUCKET!r})
+bucket.objects.all().delete()
+"""
+    subprocess.run([str(python), "-c", code], env={**os.environ, **keys}, check=True, timeout=LIMIT_S)
+    assert objects(address) == []

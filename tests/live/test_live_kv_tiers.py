@@ -5,7 +5,6 @@ own eviction order decides. Object store: a local S3 server, by the real NIXL.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 from live_servers import BLOCK_SIZE, SMALL, Server, forked
 from live_service import Engines, Service, prompt
-from s3_server import BUCKET, ask, s3_server
+from s3_server import BUCKET, empty, objects, s3_server
 
 from executors.engines.kv_tiers import ObjectStore
 from executors.engines.metrics import Page
@@ -40,6 +39,7 @@ SECRET = "kept-to-itself-8f3a1c"
 KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_EC2_METADATA_DISABLED": "true"}
 HOST_BLOCKS = 32
 FLUSH_S = 0.01
+AGREE_S = 30.0
 EVICTIONS = ("lineage", "fifo")
 
 
@@ -67,7 +67,7 @@ def tiered(
     with s3_server(vllm_python, folder / "s3.log", KEYS) as address:
         store = ObjectStore.parse(f"s3://{BUCKET}/kv?endpoint={address}&region=us-east-1")
         with forked(vllm_python, tiny_model, root, groups, store, KEYS) as servers:
-            yield Tiered(servers, f"{address}/{BUCKET}", folder)
+            yield Tiered(servers, address, folder)
 
 
 @pytest.fixture
@@ -102,20 +102,21 @@ def test_kv_from_an_object_store_gives_the_same_tokens(tiered: Tiered, serving: 
             assert cached(again) == 480
             assert it.ended[-1].tokens == first[0]
             assert (await sources(it)).get("disk") == 480  # vLLM's word for any store
-            assert len(objects(tiered)) == 5 * 15
+            assert len(objects(tiered.store)) == 5 * 15
 
     asyncio.run(main())
 
 
-def test_kv_that_is_gone_from_the_object_store_is_computed_again(tiered: Tiered, serving: Engines) -> None:
+def test_kv_that_is_gone_from_the_object_store_is_computed_again(
+    tiered: Tiered, serving: Engines, vllm_python: Path
+) -> None:
     async def main() -> None:
         async with serving.mixed("objects") as it:
             prompts = [prompt(500) for _ in range(4)]
             for tokens in prompts:
                 await it.complete(tokens, 8)
                 await it.until(lambda tokens=tokens: Tier.G4_REMOTE in held(it, tokens))
-            for name in objects(tiered):
-                ask(f"{tiered.store}/{name}", "DELETE")
+            empty(vllm_python, tiered.store, KEYS)
             again = await it.complete(prompts[0], 8)
             assert cached(again) == 0
             assert it.ended[-1].tokens == it.ended[0].tokens
@@ -124,16 +125,12 @@ def test_kv_that_is_gone_from_the_object_store_is_computed_again(tiered: Tiered,
 
 
 def test_keys_of_the_object_store_are_on_no_command_line_and_in_no_log(tiered: Tiered) -> None:
-    objects = tiered.servers["objects"]
-    lines = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in group_members(objects.pid)]
+    server = tiered.servers["objects"]
+    lines = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in group_members(server.pid)]
     assert lines
     assert not any(SECRET.encode() in line for line in lines)
-    assert SECRET not in objects.log.read_text()
+    assert SECRET not in server.log.read_text()
     assert SECRET not in (tiered.folder / "s3.log").read_text()
-
-
-def objects(tiered: Tiered) -> list[str]:
-    return re.findall("<Key>(.*?)</Key>", ask(f"{tiered.store}?list-type=2"))
 
 
 def held(it: Service, tokens: list[int]) -> set[Tier]:
@@ -195,6 +192,18 @@ def in_host(it: Service) -> set[int]:
     return {int(names[ext]) for ext in here}
 
 
+async def agreed(it: Service, twin: Twin, what: str) -> None:
+    """Until the worker has told of the blocks that the twin has. Raises AssertionError for others."""
+    try:
+        async with asyncio.timeout(AGREE_S):
+            await it.until(lambda: in_host(it) == twin.held())
+    except TimeoutError:
+        ours, theirs = in_host(it), twin.held()
+        raise AssertionError(
+            f"{what}; only there {len(ours - theirs)}, only in the twin {len(theirs - ours)}"
+        ) from None
+
+
 @pytest.mark.parametrize("eviction", EVICTIONS)
 def test_what_leaves_host_memory_is_what_the_twin_evicts(serving: Engines, eviction: str) -> None:
     """Follow-ups of one prompt between others: by lineage its beginning stays, first in first out lets it go."""
@@ -206,15 +215,14 @@ def test_what_leaves_host_memory_is_what_the_twin_evicts(serving: Engines, evict
             asked = [chats[0], chats[1], [*chats[0], *prompt(200)], chats[2], chats[3], chats[0], chats[1], chats[3]]
             before = await sources(it)
             for number, tokens in enumerate(asked):
-                answer = await it.complete(tokens, 2)
+                answer = await it.complete(tokens, 8)
                 now = await sources(it)
                 on_device, came = (now.get(name, 0) - before.get(name, 0) for name in ("device", "host"))
                 before = now
                 assert cached(answer) == on_device + came
                 blocks = local_hashes(tokens, BLOCK_SIZE)
                 twin.served(blocks, on_device // BLOCK_SIZE, (on_device + came) // BLOCK_SIZE)
-                await it.until(lambda: in_host(it) == twin.held())
-                assert len(twin.held()) <= HOST_BLOCKS, number
+                await agreed(it, twin, f"prompt {number}: {on_device} tokens on the device, {came} in host memory")
             assert before.get("host", 0) > 0
             same = [one.tokens for one in it.ended]
             assert (same[5], same[6], same[7]) == (same[0], same[1], same[4])

@@ -48,6 +48,9 @@ class TierManager(TieringOffloadingManager):
         asked = super().on_new_request(req_context, exclude_tier_idx=exclude_tier_idx)
         return asked if asked.policy is OffloadPolicy.REQUEST_LEVEL else WHOLE_REQUESTS
 
+    def has_pending_work(self) -> bool:
+        return self.primary_tier.has_pending_work() or super().has_pending_work()
+
     def complete_store(self, keys: Collection[Key], req_context: ReqContext, success: bool = True) -> None:
         """As vLLM has it, but for what goes on to whom."""
         self.primary_tier.complete_store(keys, req_context, success)

@@ -91,6 +91,10 @@ class HostManager(OffloadingManager):
         if landed and self.events is not None:
             self.events.append(OffloadingEvent(keys=landed, medium=Medium.CPU, removed=False))
 
+    def has_pending_work(self) -> bool:
+        """An engine that has nothing else to do goes on stepping until what was copied has landed."""
+        return self.books.coming > 0
+
     def take_events(self) -> Iterable[OffloadingEvent]:
         if self.events:
             yield from self.events
