@@ -269,10 +269,9 @@ class Books:
         return [hold for run in self._runs(keys) for hold in self.store.upgrade(self.store.find(*run))]
 
     def _runs(self, keys: Iterable[Key]) -> list[BlockRun]:
-        """Blocks that are known here as runs, in the order of their keys."""
+        """Blocks that are known here as runs, first to last: an engine names those of a prompt in any order."""
         runs: list[BlockRun] = []
-        for key in keys:
-            branch, block = self._place[key]
+        for branch, block in sorted((self._place[key] for key in keys), key=_by_block):
             if runs and runs[-1].branch is branch and runs[-1].hi == block:
                 runs[-1] = runs[-1]._replace(hi=block + 1)
             else:
@@ -298,6 +297,10 @@ class _Pin:
     def __init__(self, keys: tuple[Key, ...], holds: list[Hold]) -> None:
         self.keys = keys
         self.holds = holds
+
+
+def _by_block(place: tuple[Branch, int]) -> int:
+    return place[1]
 
 
 def as_runs(prompt: Prompt, keys: Iterable[Key]) -> list[BlockRun]:

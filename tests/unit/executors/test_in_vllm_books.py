@@ -53,7 +53,7 @@ class Ours:
         self.counting.used(prompt, len(numbers), now_s)
         wanted = self.books.wanted(prompt, prompt.keys[prompt.begin_computed() :], now_s)
         taken, _ = self.books.take(prompt, wanted, now_s, self.when_full)
-        self.books.landed(wanted[:taken], now_s)
+        self.books.landed(set(wanted[:taken]), now_s)  # as vLLM does it, in any order
 
     def load(self, numbers: list[int], now_s: float) -> list[Key]:
         held = []
@@ -61,7 +61,7 @@ class Ours:
             if not self.books.has(key(each)):
                 break
             held.append(key(each))
-        self.books.pin(held)
+        self.books.pin(set(held))
         return held
 
     def held(self) -> set[int]:
@@ -144,7 +144,7 @@ def test_the_same_events_leave_the_same_blocks_as_in_the_twin(eviction: str, off
             before = ours.held()
             if loads and rng.random() < 0.4:
                 held, holds = loads.pop(rng.randrange(len(loads)))
-                ours.books.unpin(held)
+                ours.books.unpin(set(held))
                 twin.body.store.release(holds)
             elif rng.random() < 0.3:
                 loads.append((ours.load(numbers, now_s), twin.load(numbers, now_s)))
