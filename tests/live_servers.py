@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from executors.engines.kv_tiers import KvPlaces, ObjectStore
+from executors.engines.kv_tiers import KvPlaces, ObjectStore, shared_memory
 from executors.engines.launch import Place, Ports, launch, port_needs
 from executors.ports import LOOPBACK, PortAllocator
 from policies.cluster.ids import Role
@@ -87,6 +87,8 @@ def forked(
         finally:
             zygote.send_signal(signal.SIGTERM)
             zygote.wait(READY_S)
+            for left in shared_memory(Path(folder).name):  # vLLM leaves its host tiers there when it is told to end
+                left.unlink()
 
 
 def specified(
