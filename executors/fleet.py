@@ -28,6 +28,8 @@ from policies.cluster.ids import Leg, LossCause, ProbeResult, RequestId, WorkerI
 from policies.cluster.kv_events import KvStored
 from policies.errors import CapabilityError, ConfigError, EngineError
 from policies.frozen import frozen
+from twin.config import Config, ResilienceConfig
+from twin.config_live import LiveConfig
 
 if TYPE_CHECKING:
     from executors.world import LiveWorld
@@ -35,16 +37,30 @@ if TYPE_CHECKING:
 SUSPECT = frozenset({LossCause.CONNECT, LossCause.DISCONNECTED, LossCause.CONNECT_TIMEOUT})
 """How a leg breaks when its worker may be gone: it is asked at once whether it is alive."""
 
+_USUAL = LiveConfig()
+
 
 @frozen
 class Upkeep:
-    """How a worker is looked after, in seconds. `misses` health checks in a row that fail make it lost."""
+    """How a worker is looked after, in seconds. `misses` health checks in a row that fail make it lost; one that is to
+    leave has `drain_s` for what it has."""
 
-    report_every_s: float = 1.0
-    health_every_s: float = 2.0
-    misses: int = 3
-    ready_s: float = 600.0
-    drain_s: float = 300.0
+    report_every_s: float = _USUAL.report_every_s
+    health_every_s: float = _USUAL.health_every_s
+    misses: int = _USUAL.misses
+    ready_s: float = _USUAL.ready_s
+    drain_s: float = ResilienceConfig().drain_timeout_s
+
+    @classmethod
+    def of(cls, config: Config) -> Upkeep:
+        live = config.live
+        return cls(
+            report_every_s=live.report_every_s,
+            health_every_s=live.health_every_s,
+            misses=live.misses,
+            ready_s=live.ready_s,
+            drain_s=config.resilience.drain_timeout_s,
+        )
 
 
 class Follower(Protocol):

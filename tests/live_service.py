@@ -180,7 +180,7 @@ def configured(folder: Path, mode: str, **counts: int) -> Config:
     groups = [GROUP.format(role=role, count=count) for role, count in counts.items()]
     file = folder / "config.toml"
     file.write_text("\n".join([*groups, f'[router]\nmode = "{mode}"\n']), encoding="utf-8")
-    return load(file, {}, ("allow_no_effect=true",))
+    return load(file, {"--lease": LEASE_S}, ("allow_no_effect=true",))
 
 
 @asynccontextmanager
@@ -190,7 +190,7 @@ async def serving(
     """Serve with running engines; `urls` are those of each group. Afterwards nothing was broken, and the journal
     replays."""
     record = folder / "record"
-    host = Host(model=Model(checkpoint="", served_as=MODEL), pythons={}, attached=urls, record=record, lease_s=LEASE_S)
+    host = Host(model=Model(checkpoint="", served_as=MODEL), pythons={}, attached=urls, record=record)
     async with asyncio.timeout(LIMIT_S):
         cluster = LiveCluster(config, host)
         settings = Settings(port=0, deadlines=Deadlines(grace_s=0.0, drain_s=LIMIT_S))

@@ -38,11 +38,13 @@ from twin.config import (
     ThunderConfig,
     TraceConfig,
     WorkerGroup,
-    keys_of,
 )
 from twin.config_effect import foreign_keys, without_effect
 from twin.config_file import NAMED, ONE, SHORT_FORMS, Found, dotted, read_file
-from twin.config_lists import accept_rates, graph_sizes, taint_weights
+from twin.config_lists import accept_rates, graph_sizes, name_pairs, taint_weights
+from twin.config_live import TABLES as LIVE_TABLES
+from twin.config_live import FrontendConfig, LiveConfig
+from twin.config_schema import keys_of
 from twin.config_values import Given, Key, checked, nearest, parameter, toml_value
 from twin.link_use import check_path, path_of
 from twin.perf.cargo import CARGOES
@@ -74,6 +76,9 @@ FLAGS: Mapping[str, str] = {
     "--hash-block-tokens": "trace.hash_block_tokens",
     "--sort": "trace.sort",
     "--allow-no-effect": "allow_no_effect",
+    "--lease": "disaggregation.lease_s",  # these three of twin serve and twin worker
+    "--grace": "resilience.grace_s",
+    "--drain": "resilience.drain_timeout_s",
 }
 TABLES: Mapping[str, type] = {
     "": Config,
@@ -96,6 +101,7 @@ TABLES: Mapping[str, type] = {
     "disaggregation": DisaggregationConfig,
     "resilience": ResilienceConfig,
     "faults": FaultsConfig,
+    **LIVE_TABLES,
 }
 
 
@@ -192,6 +198,7 @@ class _Builder:
             ),
             resilience=ResilienceConfig(**self._values(ResilienceConfig, ("resilience",), "resilience.")),
             faults=FaultsConfig(**self._values(FaultsConfig, ("faults",), "faults.")),
+            live=LiveConfig(**self._live()),
             origins=MappingProxyType(self._origins),
         )
         for key, given in self._left.items():
@@ -253,6 +260,15 @@ class _Builder:
             affinity=AffinityConfig(**self._values(AffinityConfig, (*base, "affinity"), "router.affinity.")),
             thunder=ThunderConfig(**self._values(ThunderConfig, (*base, "thunder"), "router.thunder.")),
         )
+
+    def _live(self) -> dict[str, Any]:
+        own = {path: self._values(table, tuple(path.split(".")), f"{path}.") for path, table in LIVE_TABLES.items()}
+        inner = {
+            path.rpartition(".")[2]: LIVE_TABLES[path](**own[path])
+            for path in LIVE_TABLES
+            if path.startswith("live.frontend.")
+        }
+        return {**own["live"], "frontend": FrontendConfig(**own["live.frontend"], **inner)}
 
     def _latency(self, base: Key, shown: str) -> LatencyConfig:
         model = self._values(LatencyConfig, base, shown)
@@ -316,6 +332,7 @@ def _check_together(config: Config) -> None:
     _check_blocks(config)
     _check_loras(config)
     _check_router(config)
+    _check_live(config)
     if trace.arrivals == "closed" and trace.concurrency is None:
         raise ConfigError(f"{origins['trace.arrivals']}: trace.arrivals = closed needs --concurrency N")
     if trace.rate_rps is not None and trace.speedup != 1 and trace.arrivals != "closed":
@@ -414,6 +431,18 @@ def _check_router(config: Config) -> None:
         except ConfigError as error:
             first = f"classes.{config.classes[0].name}.name"
             raise ConfigError(f"{origins[first]}: {error}") from None
+
+
+def _check_live(config: Config) -> None:
+    """Lists of names and texts of `[live.frontend]` that have a form of their own."""
+    table, origins = config.live.frontend, config.origins
+    for name in ("aliases", "loras"):
+        name_pairs(getattr(table, name), f"{origins[f'live.frontend.{name}']}: live.frontend.{name}")
+    if not re.fullmatch(r"[a-zA-Z_:][a-zA-Z0-9_:]*", table.metrics_prefix):
+        raise ConfigError(
+            f"{origins['live.frontend.metrics_prefix']}: live.frontend.metrics_prefix = "
+            f"{toml_value(table.metrics_prefix)}: must be letters, digits, _ and :, and not begin with a digit"
+        )
 
 
 def _check_effect(config: Config) -> Config:

@@ -12,7 +12,8 @@ from fake_publisher import FakePublisher
 
 from executors.backend import Ask, End
 from executors.clock import WallClock
-from executors.engines.remote import Attached, Deadlines
+from executors.deadlines import Deadlines
+from executors.engines.remote import Attached
 from executors.engines.vllm import Vllm
 from executors.requests import Stream
 from executors.world import LiveWorld
@@ -27,7 +28,7 @@ from twin.deciding import build_policy
 
 LIMIT_S = 20.0
 PROMPT = list(range(1, 101))
-AMPLE = Deadlines(connect_s=LIMIT_S, first_token_s=LIMIT_S, token_s=LIMIT_S, control_s=LIMIT_S)
+AMPLE = Deadlines(connect_s=LIMIT_S, first_token_s=LIMIT_S, between_tokens_s=LIMIT_S, control_s=LIMIT_S)
 
 
 class Served:

@@ -15,10 +15,11 @@ from live_builders import First
 
 from executors.backend import Ask
 from executors.clock import WallClock
+from executors.deadlines import Deadlines
 from executors.discovery.folder import FolderDiscovery
 from executors.discovery.protocol import Registration
 from executors.discovery.record import WorkerRecord
-from executors.engines.remote import Attached, Deadlines
+from executors.engines.remote import Attached
 from executors.engines.vllm import Vllm
 from executors.joining import Expected, Joiner
 from executors.requests import Stream
@@ -32,7 +33,7 @@ from twin.config import EngineConfig, WorkerGroup
 
 LIMIT_S = 30.0
 LOOK_S = 0.02
-AMPLE = Deadlines(connect_s=LIMIT_S, first_token_s=LIMIT_S, token_s=LIMIT_S, control_s=LIMIT_S)
+AMPLE = Deadlines(connect_s=LIMIT_S, first_token_s=LIMIT_S, between_tokens_s=LIMIT_S, control_s=LIMIT_S)
 GROUPS = {"pool": WorkerGroup(name="pool", engine=EngineConfig(block_size=32))}
 
 

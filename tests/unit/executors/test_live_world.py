@@ -6,9 +6,9 @@ import pytest
 from live_builders import First, Live, live, tokens_of
 
 from executors.backend import End
+from executors.deadlines import Deadlines
 from executors.engines.protocol import LegFailed
 from executors.leases import LeaseState, LeaseTerms
-from executors.legs import Limits
 from policies.cluster.actions import SetTimer
 from policies.cluster.events import RequestArrived, RequestInterrupted, TimerFired, WorkerLost
 from policies.cluster.ids import LossCause, RequestId, Role, WorkerId
@@ -125,7 +125,9 @@ def test_an_engine_that_says_nothing_is_left_at_our_own_deadline() -> None:
         interrupted = next(event for event in it.log.events if isinstance(event, RequestInterrupted))
         assert interrupted.reason == "worker w0 did not make its first token within 3 s"
 
-    live(main, [First(), Migration(MigrationSettings(limit=0, max_seq_len=None))], limits=Limits(first_token_s=3.0))
+    live(
+        main, [First(), Migration(MigrationSettings(limit=0, max_seq_len=None))], deadlines=Deadlines(first_token_s=3.0)
+    )
 
 
 def test_a_requests_own_deadline_ends_it() -> None:
@@ -290,7 +292,7 @@ def test_a_loop_in_which_nothing_can_happen_says_so_instead_of_hanging() -> None
         await tokens_of(it.ask("a", 10, 1))
 
     with pytest.raises(EngineError, match="nothing is left to happen"):
-        live(main, limits=Limits(first_token_s=None, between_tokens_s=None))
+        live(main, deadlines=Deadlines(first_token_s=None, between_tokens_s=None))
 
 
 def test_a_refusal_for_want_of_room_interrupts_and_does_not_reject() -> None:
@@ -384,9 +386,14 @@ def test_the_deadline_of_a_prefill_that_waits_in_front_of_its_worker_is_ours_too
         assert len(it.ends) == 4
         assert it.world.legs.gate.waiting(WorkerId(0)) == 0
 
-    limits = Limits(first_token_s=1.2)
+    deadlines = Deadlines(first_token_s=1.2)
     live(
-        main, split(), roles=(Role.PREFILL, Role.DECODE), lease=leased(10.0), max_num_batched_tokens=512, limits=limits
+        main,
+        split(),
+        roles=(Role.PREFILL, Role.DECODE),
+        lease=leased(10.0),
+        max_num_batched_tokens=512,
+        deadlines=deadlines,
     )
 
 

@@ -15,7 +15,8 @@ from fake_engines import FakeVllm
 
 from executors.backend import Ask
 from executors.clock import WallClock
-from executors.engines.remote import Attached, Deadlines
+from executors.deadlines import Deadlines
+from executors.engines.remote import Attached
 from executors.engines.vllm import Vllm
 from executors.peering import Peering, peering
 from executors.peers import Peers
@@ -33,7 +34,7 @@ from twin.config import Config, RouterConfig
 from twin.deciding import build_policy
 
 LIMIT_S = 15.0
-AMPLE = Deadlines(connect_s=LIMIT_S, first_token_s=LIMIT_S, token_s=LIMIT_S, control_s=LIMIT_S)
+AMPLE = Deadlines(connect_s=LIMIT_S, first_token_s=LIMIT_S, between_tokens_s=LIMIT_S, control_s=LIMIT_S)
 CONFIG = Config(router=RouterConfig(mode="kv", use_kv_events=False, tie_break="lowest_id"))
 
 
