@@ -15,9 +15,9 @@ from executors.clock import Clock, WallClock
 from executors.discovery import open_discovery
 from executors.discovery.record import WorkerRecord, new_incarnation
 from executors.engines.mock import MockEngine
-from executors.engines.protocol import Engine
+from executors.engines.protocol import Engine, KvFollower
 from executors.engines.remote import Attached
-from executors.fleet import Follower, LiveWorker, Upkeep
+from executors.fleet import LiveWorker, Upkeep
 from executors.joining import Expected, Joiner
 from executors.leases import LeaseTerms
 from executors.peering import Peering
@@ -166,12 +166,12 @@ class LiveCluster:
         expected = Expected(model=self.host.model.served_as, fingerprint=self.host.fingerprint)
         return Joiner(self.world, open_discovery(place), self._groups, expected, engine)
 
-    def _follow(self, worker: LiveWorker, post: object) -> Follower | None:
+    def _follow(self, worker: LiveWorker, post: object) -> KvFollower | None:
         """Listen to its KV events, where its engine tells of them and somebody wants to know."""
         follow = getattr(worker.engine, "follow", None)
         if follow is None or not self.world.reads_blocks:
             return None
-        found: Follower | None = follow(worker.worker_id, worker.up.epoch, post)
+        found: KvFollower | None = follow(worker.worker_id, worker.up.epoch, post)
         return found
 
     def _failed(self, name: str, group: str, error: Exception) -> None:

@@ -7,12 +7,14 @@ that comes back is another worker: its epoch rises.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final, Protocol
 
 from executors.clock import Order
-from executors.engines.protocol import GREEDY, Engine, Facts, LegFailed, LegRequest, Load
+from executors.deadlines import Deadlines
+from executors.engines.protocol import GREEDY, Engine, Facts, KvFollower, LegFailed, LegRequest, Load
 from policies.cluster.actions import Probe, RequestIndexDump, RequestIndexReplay
 from policies.cluster.events import (
     Event,
@@ -37,19 +39,23 @@ if TYPE_CHECKING:
 SUSPECT = frozenset({LossCause.CONNECT, LossCause.DISCONNECTED, LossCause.CONNECT_TIMEOUT})
 """How a leg breaks when its worker may be gone: it is asked at once whether it is alive."""
 
+LISTEN_S: Final = 10.0
+"""How long a worker that takes work may take until its KV events are listened to: its publisher is there already."""
 _USUAL = LiveConfig()
 
 
 @frozen
 class Upkeep:
     """How a worker is looked after, in seconds. `misses` health checks in a row that fail make it lost; one that is to
-    leave has `drain_s` for what it has."""
+    leave has `drain_s` for what it has. So does one that answers nothing for `silent_s` (None: that is no evidence)
+    though it is asked, neither to requests nor of its KV blocks, whatever its health says."""
 
     report_every_s: float = _USUAL.report_every_s
     health_every_s: float = _USUAL.health_every_s
     misses: int = _USUAL.misses
     ready_s: float = _USUAL.ready_s
     drain_s: float = ResilienceConfig().drain_timeout_s
+    silent_s: float | None = Deadlines().between_tokens_s
 
     @classmethod
     def of(cls, config: Config) -> Upkeep:
@@ -60,15 +66,8 @@ class Upkeep:
             misses=live.misses,
             ready_s=live.ready_s,
             drain_s=config.resilience.drain_timeout_s,
+            silent_s=Deadlines.of(config).between_tokens_s,
         )
-
-
-class Follower(Protocol):
-    """Reads what a worker says of its KV blocks."""
-
-    def ask(self, action: RequestIndexReplay | RequestIndexDump) -> None: ...
-
-    async def close(self) -> None: ...
 
 
 class Starter(Protocol):
@@ -94,7 +93,11 @@ class LiveWorker:
     draining: bool = False
     lost: bool = False
     left_s: float | None = None
-    follower: Follower | None = None
+    follower: KvFollower | None = None
+    held: deque[Event] | None = None
+    """What it said of its blocks before it was up, in order: told right after."""
+    unanswered_s: float | None = None
+    """Since when it owed something that was then given up; None once it has answered anything."""
     load: Load | None = None
     """As it last told it."""
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
@@ -118,7 +121,7 @@ class Fleet:
         """Workers on their way up: name and group."""
         self.upkeep = Upkeep()
         self.starter: Starter | None = None
-        self.follow: Callable[[LiveWorker, Callable[[Event], None]], Follower | None] | None = None
+        self.follow: Callable[[LiveWorker, Callable[[Event], None]], KvFollower | None] | None = None
         self.on_left: list[Callable[[LiveWorker, str], None]] = []
         self.on_failed_start: list[Callable[[str, str, Exception], None]] = []
         self.looks_after = True
@@ -154,10 +157,31 @@ class Fleet:
     async def attach(self, engine: Engine, name: str, group: str) -> LiveWorker:
         """Wait until an engine takes work, and register it. Raises EngineError if it does not come up, ConfigError if
         it cannot work with this router."""
-        facts = await engine.ready(self.upkeep.ready_s)
-        return self.join(engine, facts, name, group)
+        return await self.welcome(engine, await engine.ready(self.upkeep.ready_s), name, group)
+
+    async def welcome(self, engine: Engine, facts: Facts, name: str, group: str, incarnation: int = 0) -> LiveWorker:
+        """Register a worker that takes work now, once its KV events are listened to where somebody wants them. Raises
+        EngineError where nobody publishes them, ConfigError as `join` does."""
+        worker = self._new(engine, facts, name, group, incarnation=incarnation)
+        if self.follow is not None:
+            worker.held = deque()
+            worker.follower = self.follow(worker, lambda event: self._hear(worker, event))
+        if worker.follower is not None:
+            try:
+                await worker.follower.stands(LISTEN_S)
+            except BaseException:
+                await worker.follower.close()
+                raise
+        return self._register(worker)
 
     def join(
+        self, engine: Engine, facts: Facts, name: str, group: str, worker_id: WorkerId | None = None
+    ) -> LiveWorker:
+        """Register a worker that takes work now and posts for itself what there is to say of its blocks. Raises
+        ConfigError if it cannot work with this router."""
+        return self._register(self._new(engine, facts, name, group, worker_id))
+
+    def _new(
         self,
         engine: Engine,
         facts: Facts,
@@ -166,7 +190,7 @@ class Fleet:
         worker_id: WorkerId | None = None,
         incarnation: int = 0,
     ) -> LiveWorker:
-        """Register a worker that takes work now."""
+        """A worker with a number, of which nobody hears yet."""
         if facts.block_size != self._world.tree.block_size and self._world.reads_blocks:
             raise ConfigError(
                 f"worker {name} has KV blocks of {facts.block_size} tokens and the router of "
@@ -193,19 +217,24 @@ class Fleet:
             dp_ranks=facts.dp_ranks,
             on_cpu=facts.on_cpu,
         )
-        worker = LiveWorker(up=up, engine=engine, group=group, facts=facts, heard_s=up.at_s, incarnation=incarnation)
-        if self.follow is not None:  # before it is up: an index asks at once what a new worker holds
-            worker.follower = self.follow(worker, lambda event: self._hear(worker, event))
+        return LiveWorker(up=up, engine=engine, group=group, facts=facts, incarnation=incarnation)
+
+    def _register(self, worker: LiveWorker) -> LiveWorker:
         if worker.follower is None and self._world.controller.wants(KvStored):
             raise ConfigError(
-                f"worker {name} tells nothing of its KV blocks, and the router goes by them: start its engine with KV "
-                "events, or set router.use_kv_events = false"
+                f"worker {worker.up.name} tells nothing of its KV blocks, and the router goes by them: start its "
+                "engine with KV events, or set router.use_kv_events = false"
             )
-        self.workers[worker_id] = worker
-        self.names[worker_id] = name
-        self.ever[worker_id, up.epoch] = worker
-        self._world.ledger.worker_up(worker_id, up.epoch)
+        up = worker.up = replace(worker.up, at_s=self._world.clock.now())
+        worker.heard_s = up.at_s
+        self.workers[up.worker_id] = worker
+        self.names[up.worker_id] = up.name
+        self.ever[up.worker_id, up.epoch] = worker
+        self._world.ledger.worker_up(up.worker_id, up.epoch)
         self._world.post(up)
+        while worker.held:  # answers to what an index asks of a new worker are among them, behind what they tell of
+            self._world.post(worker.held.popleft())
+        worker.held = None
         if self.looks_after:
             worker.tasks.append(self._world.spawn(self._look_after(worker)))
             worker.tasks.append(self._world.spawn(self._report(worker)))
@@ -213,7 +242,9 @@ class Fleet:
 
     def _hear(self, worker: LiveWorker, event: Event) -> None:
         """Something that a worker says of itself, unless it is known to be gone."""
-        if not worker.lost:
+        if worker.held is not None:
+            worker.held.append(event)
+        elif not worker.lost:
             self._world.post(event)
 
     # ------------------------------------------------------------ looking after
@@ -227,10 +258,27 @@ class Fleet:
     async def _check(self, worker: LiveWorker) -> None:
         if await worker.engine.alive():
             worker.misses = 0
+            if self._is_silent(worker):
+                reason = f"neither requests nor KV events were answered for {self.upkeep.silent_s:g} s"
+                self.lose(worker, reason, LossCause.RESPONSE_TIMEOUT)
         else:
             worker.misses += 1
             if worker.misses >= self.upkeep.misses:
                 self.lose(worker, f"no answer to {worker.misses} health checks in a row")
+
+    def _is_silent(self, worker: LiveWorker) -> bool:
+        """Whether all that it owes, and what it is asked of its blocks, went unanswered for too long: servers answer
+        for their health while the engine behind them hangs."""
+        heard_s = worker.follower.heard_s if worker.follower is not None else None
+        if self.upkeep.silent_s is None or heard_s is None:
+            return False
+        owed_s = [] if worker.unanswered_s is None else [worker.unanswered_s]
+        for request in self._world.open.values():
+            legs = [leg for leg in request.legs.values() if leg.worker_id == worker.worker_id]
+            owed_s += [leg.sent_s for leg in legs if leg.sent_s is not None]
+        if not owed_s:
+            return False
+        return self._world.clock.now() - max(min(owed_s), worker.heard_s, heard_s) >= self.upkeep.silent_s
 
     async def _report(self, worker: LiveWorker) -> None:
         """Ask how much it has to do: for whoever looks on, and for policies that want to know."""
@@ -374,7 +422,7 @@ class Fleet:
         if not worker.lost:
             at_s = self._world.clock.now()
             if result is ProbeResult.OK:
-                worker.heard_s = at_s
+                worker.heard_s, worker.unanswered_s = at_s, None
             self._world.post(ProbeEnded(at_s=at_s, worker_id=worker.worker_id, epoch=action.epoch, result=result))
 
     def ask_index(self, action: RequestIndexReplay | RequestIndexDump) -> None:

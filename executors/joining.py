@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from executors.discovery.protocol import Changed, Discovery, Joined, Left, Seen, Watch
 from executors.discovery.record import FRONTEND, WorkerRecord
-from executors.engines.protocol import Engine, Facts
+from executors.engines.protocol import Engine
 from executors.fleet import LiveWorker
 from executors.world import LiveWorld
 from policies.errors import CapabilityError, ConfigError, EngineError
@@ -169,10 +169,7 @@ class Joiner:
         engine: Engine | None = None
         try:
             engine = self._adapter(group, record)
-            facts = await self._answers(engine, record)
-            if self._expected.model not in facts.models:
-                raise ConfigError(f"it serves {', '.join(facts.models)}, and this frontend {self._expected.model}")
-            self._there[life] = fleet.join(engine, facts, record.name, group.name, incarnation=record.incarnation)
+            self._there[life] = await self._welcomed(engine, record, group)
             self.refused.pop(record.name, None)
             self.joined.set()
         except (ConfigError, CapabilityError, EngineError) as error:
@@ -184,10 +181,15 @@ class Joiner:
             if engine is not None and life not in self._there:
                 await engine.close()
 
-    async def _answers(self, engine: Engine, record: WorkerRecord) -> Facts:
+    async def _welcomed(self, engine: Engine, record: WorkerRecord, group: WorkerGroup) -> LiveWorker:
+        """Once it takes work and its KV events are listened to, however often that is tried."""
+        fleet = self._world.fleet
         while True:
             try:
-                return await engine.ready(self._world.fleet.upkeep.ready_s)
+                facts = await engine.ready(fleet.upkeep.ready_s)
+                if self._expected.model not in facts.models:
+                    raise ConfigError(f"it serves {', '.join(facts.models)}, and this frontend {self._expected.model}")
+                return await fleet.welcome(engine, facts, record.name, group.name, record.incarnation)
             except EngineError as error:
                 log.warning("worker %s is listed and not ready: %s", record.name, error)
             await asyncio.sleep(RETRY_S)

@@ -124,7 +124,7 @@ class Legs:
     def _on_piece(self, request: OpenRequest, leg: RunningLeg, worker: LiveWorker, piece: Piece) -> None:
         now_s = self._world.clock.now()
         leg.heard_s = now_s
-        worker.heard_s = now_s
+        worker.heard_s, worker.unanswered_s = now_s, None
         if piece.cached_tokens is not None and (request.cached_tokens is None or leg.leg is not Leg.DECODE):
             request.cached_tokens = piece.cached_tokens
         if leg.leg is Leg.PREFILL:
@@ -175,6 +175,8 @@ class Legs:
             self.stop(request)
             self._world.end(request, "rejected", failed.reason, "engine_limit")
             return
+        if failed.cause is LossCause.RESPONSE_TIMEOUT and worker.unanswered_s is None:
+            worker.unanswered_s = leg.since_s if leg.heard_s is None else leg.heard_s
         if failed.cause in SUSPECT:
             self._world.fleet.suspect(worker)
         self._world.interrupt(request, leg.worker_id, failed.reason, failed.cause)

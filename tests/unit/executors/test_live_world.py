@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from live_builders import First, Live, live, tokens_of
 
 from executors.backend import End
 from executors.deadlines import Deadlines
 from executors.engines.protocol import LegFailed
+from executors.fleet import Upkeep
 from executors.leases import LeaseState, LeaseTerms
 from policies.cluster.actions import SetTimer
 from policies.cluster.events import RequestArrived, RequestInterrupted, TimerFired, WorkerLost
@@ -113,6 +116,59 @@ def test_what_an_engine_refuses_is_rejected_with_its_reason() -> None:
         assert "900" in stream.end.reason
 
     live(main, max_model_len=500)
+
+
+class Told:
+    """What a follower knows of its publisher's silence."""
+
+    def __init__(self, heard_s: Callable[[], float | None]) -> None:
+        self._heard_s = heard_s
+
+    @property
+    def heard_s(self) -> float | None:
+        return self._heard_s()
+
+    def ask(self, action: object) -> None: ...
+
+    async def stands(self, deadline_s: float) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("publisher", "first_token_s", "lost_s"),
+    [
+        ("hangs", 40.0, 30.0),
+        ("hangs", 10.0, 30.0),  # the request has gone elsewhere by then, and was never answered
+        ("tells", 40.0, None),
+        ("cannot be asked", 40.0, None),
+        ("answered", 40.0, None),
+    ],
+)
+def test_a_worker_is_lost_when_requests_and_kv_events_are_both_silent_though_it_looks_healthy(
+    publisher: str, first_token_s: float, lost_s: float | None
+) -> None:
+    """L9: the server in front of a hung engine answers for its health."""
+
+    async def main(it: Live) -> None:
+        fleet = it.world.fleet
+        fleet.upkeep = Upkeep(health_every_s=1.0, silent_s=30.0)
+        worker = fleet.workers[WorkerId(0)]
+        said = {"hangs": lambda: 0.0, "answered": lambda: 0.0, "tells": it.clock.now, "cannot be asked": lambda: None}
+        worker.follower = Told(said[publisher])
+        worker.tasks.append(it.world.spawn(fleet._look_after(worker)))
+        if publisher != "answered":
+            it.engines[0]._next = lambda: None  # type: ignore[method-assign]  # its next step never ends
+        stream = it.ask("a", 100, 5)
+        await tokens_of(stream)
+        await it.until(60.5)
+        lost = [event for event in it.log.events if isinstance(event, WorkerLost)]
+        assert [event.at_s for event in lost] == ([] if lost_s is None else [lost_s])
+        if lost:
+            assert lost[0].reason == "neither requests nor KV events were answered for 30 s"
+
+    policies = [First(), Migration(MigrationSettings(limit=0, max_seq_len=None))]
+    live(main, policies, deadlines=Deadlines(first_token_s=first_token_s))
 
 
 def test_an_engine_that_says_nothing_is_left_at_our_own_deadline() -> None:
