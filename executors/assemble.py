@@ -154,6 +154,7 @@ class LiveCluster:
             [Wanted(model=host.model.served_as, roles=roles, context_tokens=context)],
             shadow=shadow,
         )
+        self.service.peers = self.peers
 
     def _publish(self, action: PublishBooking) -> None:
         assert self.peers is not None

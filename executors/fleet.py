@@ -106,6 +106,11 @@ class LiveWorker:
     def worker_id(self) -> WorkerId:
         return self.up.worker_id
 
+    @property
+    def url(self) -> str:
+        """Where its engine is; its name, where that has no address."""
+        return str(getattr(getattr(self.engine, "at", None), "url", self.up.name))
+
 
 class Fleet:
     """Of one world. `starter` starts processes (None: workers are only attached to); `follow` begins to read the KV

@@ -37,6 +37,7 @@ OPTIONS = (
     Option("--discovery", "PLACE", "Workers of other processes: etcd://HOST:2379, a shared folder, or a .toml file."),
     Option("--peers", "PLACE", "Other frontends to share bookings with: a discovery store, or tcp://HOST:PORT,..."),
     Option("--peer-listen", "HOST:PORT", "Where this one hears of their bookings (127.0.0.1, any port)."),
+    Option("--peer-key", "FILE", "Secret that all of them seal their messages with; none: there is none."),
     Option("--python", "ENGINE=PATH", "Interpreter of the environment that an engine is in.", many=True),
     Option("--logs", "DIR", "Folder for the logs of engines; otherwise a temporary one."),
     Option("--lease", "S", "Seconds that a prefill worker keeps KV that nobody fetched (disaggregation.lease_s)."),
@@ -80,13 +81,14 @@ def run(values: Values) -> int:
 serve = command_of(run, OPTIONS, "Serve a configuration: the same policies, live.")
 
 
+PEERS = ("peer_listen", "peer_key")
 _ALL = "allow_no_effect=true"  # what has no effect in a simulation may have one here: it is told, not refused
 
 
 def _check(values: Values, config: Config) -> None:
     """What has no effect, or means nothing, is refused."""
     live = "live" in values
-    for name in ("checkpoint", "attach", "discovery", "peers", "peer_listen", "python", "logs", "lease", "plan"):
+    for name in (*PEERS, "checkpoint", "attach", "discovery", "peers", "python", "logs", "lease", "plan"):
         if name in values and not live:
             raise ConfigError(
                 f"--{name.replace('_', '-')} has no effect without --live: mock engines load and start nothing"
@@ -95,8 +97,9 @@ def _check(values: Values, config: Config) -> None:
         raise ConfigError(
             "--live: which weights? give --checkpoint DIR (with --attach or --discovery, --tokenizer DIR is enough)"
         )
-    if "peer_listen" in values and "peers" not in values:
-        raise ConfigError("--peer-listen has no effect without --peers: nobody is told of it")
+    for name in PEERS:
+        if name in values and "peers" not in values:
+            raise ConfigError(f"--{name.replace('_', '-')} has no effect without --peers: nobody is told of it")
     _check_shadow(values)
     found = "discovery" in values or len(pairs_of(values, "attach")) >= len(config.workers)
     if live and "checkpoint" not in values and not found:
@@ -172,7 +175,7 @@ def _host(values: Values, config: Config, name: str, tokens: tuple[int, int]) ->
         attached={group: tuple(urls) for group, urls in attached.items()},
         discovery=values.get("discovery"),
         fingerprint=fingerprint_of(Path(values.get("tokenizer", values.get("checkpoint", ".")))),
-        peering=peering(values["peers"], values.get("peer_listen")) if "peers" in values else None,
+        peering=peering(values["peers"], *map(values.get, PEERS)) if "peers" in values else None,
         logs=Path(values["logs"]).absolute() if "logs" in values else None,
         record=Path(values["record"]) if "record" in values else None,
         tokens=tokens,

@@ -228,6 +228,23 @@ def test_a_worker_that_was_lost_joins_again_while_it_is_listed(tmp_path: Path) -
     played(tmp_path, play)
 
 
+def test_a_worker_that_is_attached_and_listed_counts_once(tmp_path: Path) -> None:
+    async def play(one: Found, server: FakeVllm) -> None:
+        url = server.url.replace("127.0.0.1", "localhost")
+        engine = Vllm(Attached(name="own", url=url, max_num_seqs=8), AMPLE, one.world.clock.now)
+        attached = await one.world.fleet.attach(engine, "own", "pool")
+        await one.register(server, incarnation=7)
+        assert await one.refused("w0") == "it is attached as own already, and counts once"
+        assert list(one.world.fleet.workers.values()) == [attached]
+        assert attached.incarnation == 7, "as frontends that discovered it call it"
+        one.world.fleet.lose(attached, "no answer to 3 health checks in a row")
+        assert (await one.next(WorkerUp)).name == "own"
+        assert (await one.next(WorkerUp)).name == "w0", "the store lists it still"
+        assert not one.joiner.refused
+
+    played(tmp_path, play)
+
+
 def test_whoever_cannot_serve_here_is_refused_by_name(tmp_path: Path) -> None:
     async def play(one: Found, server: FakeVllm) -> None:
         for name, more, said in (
