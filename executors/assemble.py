@@ -17,9 +17,9 @@ from executors.discovery.record import WorkerRecord, new_incarnation
 from executors.engines.mock import MockEngine
 from executors.engines.protocol import Engine, KvFollower
 from executors.engines.remote import Attached
-from executors.fleet import LiveWorker, Upkeep
 from executors.joining import Expected, Joiner
 from executors.leases import LeaseTerms
+from executors.live_worker import LiveWorker, Upkeep
 from executors.peering import Peering
 from executors.peers import Peers
 from executors.record import LiveRecord

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from executors.discovery.protocol import Changed, Discovery, Joined, Left, Seen, Watch
 from executors.discovery.record import FRONTEND, WorkerRecord
 from executors.engines.protocol import Engine
-from executors.fleet import LiveWorker
+from executors.live_worker import LiveWorker
 from executors.ports import LOOPBACK
 from executors.world import LiveWorld
 from policies.errors import CapabilityError, ConfigError, EngineError

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from executors.clock import Order
 from executors.deadlines import Deadlines
 from executors.engines.protocol import LegFailed, LegRequest, Moves, Piece
-from executors.fleet import SUSPECT, LiveWorker
+from executors.fleet import SUSPECT
 from executors.leases import LeaseKey, LeaseTerms
+from executors.live_worker import LiveWorker
 from executors.prefill_gate import PrefillGate
 from executors.requests import OpenRequest, RunningLeg
 from policies.cluster.actions import Dispatch

@@ -23,7 +23,7 @@ import zmq.asyncio
 from executors.discovery import open_discovery
 from executors.discovery.protocol import Discovery, Joined, Left, Registration, StoreError, Watch
 from executors.discovery.record import FRONTEND, WorkerRecord
-from executors.fleet import LiveWorker
+from executors.live_worker import LiveWorker
 from executors.peer_seal import Refused, Seal
 from executors.peer_wire import Damaged, Message, Sender, read, write
 from executors.peering import Peering

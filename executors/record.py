@@ -17,7 +17,8 @@ from typing import IO
 import xxhash
 
 from executors.backend import STOP_STRING, End
-from executors.fleet import Fleet, LiveWorker
+from executors.fleet import Fleet
+from executors.live_worker import LiveWorker
 from executors.requests import OpenRequest
 from executors.world import Watch
 from policies.cluster.actions import Action, Dispatch, Enqueue, Reject

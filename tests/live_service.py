@@ -23,10 +23,10 @@ from executors.backend import End
 from executors.engines.protocol import GREEDY, LegRequest
 from executors.engines.remote import Attached
 from executors.engines.vllm import Vllm
-from executors.fleet import LiveWorker
 from executors.frontend.server import Frontend
 from executors.frontend.settings import Deadlines, Settings
 from executors.frontend.tokens import ServedTokenizer
+from executors.live_worker import LiveWorker
 from executors.requests import OpenRequest
 from executors.starter import Model, adapter
 from policies.cluster import journal

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from executors.assemble import Host, live_config
+from executors.commands.lines import no_effect_live
 from executors.starter import HostStarter, Model, Terms
 from twin.config_read import load
 
@@ -64,3 +65,11 @@ def test_the_lease_of_the_simulator_is_that_of_engines_and_foreign_ones_have_no_
         {"p": served.workers[0]}, host.model, {"vllm": Path("python")}, lambda: 0.0, tmp_path, Terms.of(served)
     ).plan()
     assert f'"kv_lease_duration": {counts:g}' in planned[0].text()
+
+
+def test_what_a_simulation_without_faults_passes_over_is_no_note_where_serving_reads_it() -> None:
+    sets = ("allow_no_effect=true", "resilience.lease_ttl_s=3", "resilience.canary_idle_s=1")
+    config = load(None, {"--grace": 0, "--drain": "20"}, sets)
+    assert len(config.no_effect) == 4
+    (left,) = no_effect_live(config, live=True)
+    assert "resilience.lease_ttl_s has no effect" in left

@@ -18,7 +18,7 @@ from executors.deadlines import Deadlines
 from executors.engines.protocol import KvFollower
 from executors.engines.remote import Attached
 from executors.engines.vllm import Vllm
-from executors.fleet import LiveWorker
+from executors.live_worker import LiveWorker
 from executors.requests import Stream
 from executors.world import LiveWorld
 from policies.cluster.blocks import ContentTree

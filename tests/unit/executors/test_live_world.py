@@ -10,8 +10,8 @@ from live_builders import First, Live, live, tokens_of
 from executors.backend import End
 from executors.deadlines import Deadlines
 from executors.engines.protocol import LegFailed
-from executors.fleet import Upkeep
 from executors.leases import LeaseState, LeaseTerms
+from executors.live_worker import Upkeep
 from policies.cluster.actions import SetTimer
 from policies.cluster.events import RequestArrived, RequestInterrupted, TimerFired, WorkerLost
 from policies.cluster.ids import LossCause, RequestId, Role, WorkerId

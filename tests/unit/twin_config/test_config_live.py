@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from executors.deadlines import Deadlines
-from executors.fleet import Upkeep
 from executors.frontend.settings import Settings
+from executors.live_worker import Upkeep
 from executors.starter import Terms
 from policies.errors import ConfigError
 from twin.config import Config
