@@ -153,8 +153,8 @@ class LiveCluster:
             self.world,
             [Wanted(model=host.model.served_as, roles=roles, context_tokens=context)],
             shadow=shadow,
+            peers=self.peers,
         )
-        self.service.peers = self.peers
 
     def _publish(self, action: PublishBooking) -> None:
         assert self.peers is not None

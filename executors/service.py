@@ -42,10 +42,11 @@ class Service:
         wanted: Sequence[Wanted],
         thresholds: Mapping[str, float | None] | None = None,
         shadow: Shadow | None = None,
+        peers: Peers | None = None,
     ) -> None:
         self.world = world
         self._shadow = shadow
-        self.peers: Peers | None = None
+        self._peers = peers
         self._wanted = tuple(wanted)
         self._thresholds: dict[str, float | None] = dict.fromkeys(LIMITS) | dict(thresholds or {})
         self._sets = world.controller.wants(BusyThresholdsChanged)
@@ -60,9 +61,9 @@ class Service:
 
     def peer_counts(self) -> Mapping[str, int]:
         """For the gauges of the frontend; empty without peers."""
-        if self.peers is None:
+        if self._peers is None:
             return {}
-        return self.peers.counts.table() | {"others": len(self.peers.others)}
+        return self._peers.counts.table() | {"others": len(self._peers.others)}
 
     def submit(self, ask: Ask) -> Stream:
         return self.world.submit(ask)

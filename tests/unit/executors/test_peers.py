@@ -374,9 +374,8 @@ def test_what_became_of_messages_is_counted_for_the_frontend(tmp_path: Path) -> 
         servers[0].does = "hang"
         a.ask("a0")
         await b.bookings(1)
-        service = Service(b.world, [])
-        assert service.peer_counts() == {}
-        service.peers = b.peers
+        assert Service(b.world, []).peer_counts() == {}
+        service = Service(b.world, [], peers=b.peers)
         told = service.peer_counts()
         assert told["others"] == 1
         assert told["heard"] >= 1
