@@ -22,15 +22,9 @@ from aiconfig.workload import Workload
 from policies.errors import ConfigError
 from policies.frozen import frozen
 from reports.files import whole_file
-from twin.config import (
-    Config,
-    DisaggregationConfig,
-    EngineConfig,
-    TraceConfig,
-    WorkerGroup,
-    keys_of,
-)
+from twin.config import Config, DisaggregationConfig, EngineConfig, TraceConfig, WorkerGroup
 from twin.config_read import load as load_config
+from twin.config_schema import keys_of
 from twin.config_text import to_toml
 from twin.perf.layout import Layout
 

@@ -20,7 +20,7 @@ from aiconfig.workload import Workload
 from policies.errors import ConfigError
 from policies.frozen import frozen
 from reports.sla import Sla
-from twin.config import LARGEST_SEED
+from twin.config_schema import LARGEST_SEED
 from twin.perf.formats import kv_bytes, weight_bytes
 from twin.perf.hardware import Gpu, find_gpu
 from twin.perf.models import Model, find_model

@@ -12,7 +12,8 @@ from typing import Final
 
 from policies.errors import ConfigError
 from policies.frozen import frozen
-from twin.config import KvbmConfig, PathConfig, RouterConfig, keys_of
+from twin.config import KvbmConfig, PathConfig, RouterConfig
+from twin.config_schema import keys_of
 from twin.config_values import Given, checked, toml_value
 from twin.perf.names import pick
 

@@ -16,9 +16,9 @@ from typing import Any
 from aiconfig.commands.tree import PLACES
 from aiconfig.commands.tree import root as aiconfig_root
 from twin.commands.tree import BUILT_IN, root
-from twin.config import LARGEST, NAMES, Entry, keys_of
 from twin.config_file import MANY
 from twin.config_read import FLAGS, TABLES
+from twin.config_schema import LARGEST, NAMES, Entry, keys_of
 from twin.config_values import toml_value
 from twin.errors import Exit
 from twin.perf.build import MODELS
@@ -50,7 +50,7 @@ EXITS = {
 
 CONFIG_HEAD = """# Configuration
 
-Made by `python docs/reference.py` from `twin/config.py`, where the defaults live.
+Made by `python docs/reference.py` from `twin/config.py` and `twin/config_live.py`, where the defaults live.
 
 `twin replay --config FILE` reads one TOML file. Flags win over the file, `--set KEY=VALUE` wins over both, and
 `--show-config` prints every value with where it came from. `config.toml` in the folder of a run is complete: replaying
@@ -82,6 +82,10 @@ limits = "ttft=200ms,itl=50ms@p95"
   name them: `--set workers.NAME.count=8`.
 * Mode names are written with dashes; underscores and capitals are accepted.
 * `trace.concurrency` implies `arrivals = "closed"`.
+* `[live]` and the tables below it are of serving alone (`twin serve`, `twin worker`): a replay takes a file that has
+  them, and passes over them. What a simulation and a live cluster mean alike is one setting of both:
+  `disaggregation.lease_s`, `resilience.grace_s`, `drain_timeout_s` and `response_inactivity_s`, retries, canaries and
+  breakers.
 * An unknown key is refused, with the nearest name and the table that has it. So is an option that changes nothing in
   the run at hand (a parameter of `kv` under `round-robin`, say); with `allow_no_effect` it is listed in the report.
 """

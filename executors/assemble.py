@@ -17,20 +17,19 @@ from executors.discovery.record import WorkerRecord, new_incarnation
 from executors.engines import kv_tiers
 from executors.engines.kv_tiers import KvPlaces
 from executors.engines.mock import MockEngine
-from executors.engines.protocol import Engine
+from executors.engines.protocol import Engine, KvFollower
 from executors.engines.remote import Attached
-from executors.fleet import Follower, LiveWorker
 from executors.joining import Expected, Joiner
 from executors.leases import LeaseTerms
-from executors.legs import Limits
+from executors.live_worker import LiveWorker, Upkeep
 from executors.peering import Peering
 from executors.peers import Peers
 from executors.record import LiveRecord
 from executors.service import Service, Wanted
 from executors.shadow.watch import Shadow
-from executors.starter import HostStarter, Model, adapter
+from executors.starter import HostStarter, Model, Terms, adapter
 from executors.watching import Sinks, Watches
-from executors.world import USUAL, LiveWorld
+from executors.world import LiveWorld
 from policies.cluster.actions import PublishBooking
 from policies.cluster.blocks import ContentTree
 from policies.cluster.controller import Controller, Policy
@@ -42,7 +41,9 @@ from twin.cluster import build_groups
 from twin.config import Config, KvbmConfig, WorkerGroup
 from twin.deciding import build_policy, guards, migration
 
-MOCK = "mock"
+FOREIGN_LEASE_S = 30.0
+"""vLLM's own kv_lease_duration, of engines that nobody told another one. A longer one here than there would send out
+parameters over blocks that belong to another request by then."""
 
 
 @frozen
@@ -61,10 +62,8 @@ class Host:
     peering: Peering | None = None
     logs: Path | None = None
     record: Path | None = None
-    lease_s: int = 30
     tokens: tuple[int, int] = (100, 32_000)
     """Token ids that mock engines make, from the first to before the last."""
-    limits: Limits = USUAL
     tiers: KvPlaces = field(default_factory=KvPlaces)
     """Where KV of workers that are started here may lie below their devices."""
 
@@ -88,7 +87,29 @@ def live_config(config: Config, host: Host) -> tuple[Config, list[str]]:
     workers = config.workers
     if host.mock:
         workers = tuple(replace(group, kvbm=KvbmConfig()) for group in workers)
-    return replace(config, workers=workers, router=router, resilience=resilience, replicas=replicas), notices
+    legs = config.disaggregation
+    said = config.origins.get("disaggregation.lease_s") in ("--lease", "--set")
+    if not host.mock and not said and legs.lease_s > FOREIGN_LEASE_S and _holds_elsewhere(config, host):
+        legs = replace(legs, lease_s=FOREIGN_LEASE_S)
+        notices.append(
+            f"disaggregation.lease_s = {FOREIGN_LEASE_S:g}: what vLLM keeps KV for unless told otherwise; say by "
+            "--lease what engines that are not started here were told"
+        )
+    served = replace(
+        config,
+        workers=workers,
+        router=router,
+        resilience=resilience,
+        replicas=replicas,
+        disaggregation=legs,
+    )
+    return served, notices
+
+
+def _holds_elsewhere(config: Config, host: Host) -> bool:
+    """Whether prefill workers were started by somebody else, who told them how long KV is kept."""
+    groups = [group.name for group in config.workers if group.role == "prefill"]
+    return any(host.discovery is not None or group in host.attached for group in groups)
 
 
 def _tiers(config: Config, host: Host) -> Iterator[str]:
@@ -121,6 +142,7 @@ class LiveCluster:
     def __init__(self, config: Config, host: Host, clock: Clock | None = None, shadow: Shadow | None = None) -> None:
         self.config, self.notices = live_config(config, host)
         self.host = host
+        self.terms = Terms.of(self.config)
         self.clock = clock or WallClock(asyncio.get_running_loop())
         self.shadow = shadow
         self._groups = {group.name: group for group in self.config.workers}
@@ -137,8 +159,10 @@ class LiveCluster:
             controller,
             self.clock,
             ContentTree(block_size, block_size),
-            limits=host.limits,
-            lease=LeaseTerms.of(host.lease_s, health_period_s=2.0) if split and not host.mock else None,
+            deadlines=self.terms.deadlines,
+            lease=LeaseTerms.of(self.terms.lease_s, self.config.live.health_every_s)
+            if split and not host.mock
+            else None,
             peers=self._publish if number is not None else None,
             watch=Watches(onlookers),
         )
@@ -148,13 +172,14 @@ class LiveCluster:
         if host.peering is not None and number is not None:
             self.peers = Peers(self.world, number, host.peering, host.model.served_as)
         fleet = self.world.fleet
+        fleet.upkeep = Upkeep.of(self.config)
         fleet.follow = self._follow
         fleet.on_failed_start.append(self._failed)
         self.failures: list[str] = []
         self.starter: HostStarter | None = None
         if not host.mock:
             self.starter = HostStarter(
-                self._groups, host.model, host.pythons, self.clock.now, host.logs, host.lease_s, tiers=host.tiers
+                self._groups, host.model, host.pythons, self.clock.now, host.logs, self.terms, tiers=host.tiers
             )
             fleet.starter = self.starter
         context = max(group.engine.max_model_len or 0 for group in self.config.workers)
@@ -163,6 +188,7 @@ class LiveCluster:
             self.world,
             [Wanted(model=host.model.served_as, roles=roles, context_tokens=context)],
             shadow=shadow,
+            peers=self.peers,
         )
 
     def _publish(self, action: PublishBooking) -> None:
@@ -171,17 +197,17 @@ class LiveCluster:
 
     def _joiner(self, place: str) -> Joiner:
         def engine(group: WorkerGroup, record: WorkerRecord) -> Engine:
-            return adapter(group, _attached(group, record.name, record.url), self.clock.now)
+            return adapter(group, _attached(group, record.name, record.url), self.clock.now, self.terms.deadlines)
 
         expected = Expected(model=self.host.model.served_as, fingerprint=self.host.fingerprint)
         return Joiner(self.world, open_discovery(place), self._groups, expected, engine)
 
-    def _follow(self, worker: LiveWorker, post: object) -> Follower | None:
+    def _follow(self, worker: LiveWorker, post: object) -> KvFollower | None:
         """Listen to its KV events, where its engine tells of them and somebody wants to know."""
         follow = getattr(worker.engine, "follow", None)
         if follow is None or not self.world.reads_blocks:
             return None
-        found: Follower | None = follow(worker.worker_id, worker.up.epoch, post)
+        found: KvFollower | None = follow(worker.worker_id, worker.up.epoch, post)
         return found
 
     def _failed(self, name: str, group: str, error: Exception) -> None:
@@ -201,7 +227,8 @@ class LiveCluster:
         for group in self.config.workers:
             urls = self.host.attached.get(group.name, ())
             for number, url in enumerate(urls):
-                engine = adapter(group, _attached(group, f"{group.name}-{number}", url), self.clock.now)
+                at = _attached(group, f"{group.name}-{number}", url)
+                engine = adapter(group, at, self.clock.now, self.terms.deadlines)
                 starting.append(self.world.fleet.attach(engine, f"{group.name}-{number}", group.name))
             if not urls and self.joiner is None:
                 starting += [self._bring_up(group.name) for _ in range(group.count)]

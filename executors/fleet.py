@@ -7,12 +7,14 @@ that comes back is another worker: its epoch rises.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, Protocol
 
 from executors.clock import Order
-from executors.engines.protocol import GREEDY, Engine, Facts, LegFailed, LegRequest, Load
+from executors.engines.protocol import GREEDY, Engine, Facts, KvFollower, LegFailed, LegRequest
+from executors.live_worker import LiveWorker, Upkeep
 from policies.cluster.actions import Probe, RequestIndexDump, RequestIndexReplay
 from policies.cluster.events import (
     Event,
@@ -27,7 +29,6 @@ from policies.cluster.events import (
 from policies.cluster.ids import Leg, LossCause, ProbeResult, RequestId, WorkerId
 from policies.cluster.kv_events import KvStored
 from policies.errors import CapabilityError, ConfigError, EngineError
-from policies.frozen import frozen
 
 if TYPE_CHECKING:
     from executors.world import LiveWorld
@@ -35,24 +36,8 @@ if TYPE_CHECKING:
 SUSPECT = frozenset({LossCause.CONNECT, LossCause.DISCONNECTED, LossCause.CONNECT_TIMEOUT})
 """How a leg breaks when its worker may be gone: it is asked at once whether it is alive."""
 
-
-@frozen
-class Upkeep:
-    """How a worker is looked after, in seconds. `misses` health checks in a row that fail make it lost."""
-
-    report_every_s: float = 1.0
-    health_every_s: float = 2.0
-    misses: int = 3
-    ready_s: float = 600.0
-    drain_s: float = 300.0
-
-
-class Follower(Protocol):
-    """Reads what a worker says of its KV blocks."""
-
-    def ask(self, action: RequestIndexReplay | RequestIndexDump) -> None: ...
-
-    async def close(self) -> None: ...
+LISTEN_S: Final = 10.0
+"""How long a worker that takes work may take until its KV events are listened to: its publisher is there already."""
 
 
 class Starter(Protocol):
@@ -61,31 +46,6 @@ class Starter(Protocol):
     def start(self, group: str) -> tuple[str, Awaitable[Engine]]:
         """The new worker's name, and its engine when the process runs. Raises ConfigError for an unknown group."""
         ...
-
-
-@dataclass(slots=True)
-class LiveWorker:
-    """One worker that has registered."""
-
-    up: WorkerUp
-    engine: Engine
-    group: str
-    facts: Facts
-    heard_s: float = 0.0
-    misses: int = 0
-    incarnation: int = 0
-    """Which life of it a store of workers says that it is; 0 where nobody says."""
-    draining: bool = False
-    lost: bool = False
-    left_s: float | None = None
-    follower: Follower | None = None
-    load: Load | None = None
-    """As it last told it."""
-    tasks: list[asyncio.Task[None]] = field(default_factory=list)
-
-    @property
-    def worker_id(self) -> WorkerId:
-        return self.up.worker_id
 
 
 class Fleet:
@@ -102,7 +62,7 @@ class Fleet:
         """Workers on their way up: name and group."""
         self.upkeep = Upkeep()
         self.starter: Starter | None = None
-        self.follow: Callable[[LiveWorker, Callable[[Event], None]], Follower | None] | None = None
+        self.follow: Callable[[LiveWorker, Callable[[Event], None]], KvFollower | None] | None = None
         self.on_left: list[Callable[[LiveWorker, str], None]] = []
         self.on_failed_start: list[Callable[[str, str, Exception], None]] = []
         self.looks_after = True
@@ -138,10 +98,31 @@ class Fleet:
     async def attach(self, engine: Engine, name: str, group: str) -> LiveWorker:
         """Wait until an engine takes work, and register it. Raises EngineError if it does not come up, ConfigError if
         it cannot work with this router."""
-        facts = await engine.ready(self.upkeep.ready_s)
-        return self.join(engine, facts, name, group)
+        return await self.welcome(engine, await engine.ready(self.upkeep.ready_s), name, group)
+
+    async def welcome(self, engine: Engine, facts: Facts, name: str, group: str, incarnation: int = 0) -> LiveWorker:
+        """Register a worker that takes work now, once its KV events are listened to where somebody wants them. Raises
+        EngineError where nobody publishes them, ConfigError as `join` does."""
+        worker = self._new(engine, facts, name, group, incarnation=incarnation)
+        if self.follow is not None:
+            worker.held = deque()
+            worker.follower = self.follow(worker, lambda event: self._hear(worker, event))
+        if worker.follower is not None:
+            try:
+                await worker.follower.stands(LISTEN_S)
+            except BaseException:
+                await worker.follower.close()
+                raise
+        return self._register(worker)
 
     def join(
+        self, engine: Engine, facts: Facts, name: str, group: str, worker_id: WorkerId | None = None
+    ) -> LiveWorker:
+        """Register a worker that takes work now and posts for itself what there is to say of its blocks. Raises
+        ConfigError if it cannot work with this router."""
+        return self._register(self._new(engine, facts, name, group, worker_id))
+
+    def _new(
         self,
         engine: Engine,
         facts: Facts,
@@ -150,7 +131,7 @@ class Fleet:
         worker_id: WorkerId | None = None,
         incarnation: int = 0,
     ) -> LiveWorker:
-        """Register a worker that takes work now."""
+        """A worker with a number, of which nobody hears yet."""
         if facts.block_size != self._world.tree.block_size and self._world.reads_blocks:
             raise ConfigError(
                 f"worker {name} has KV blocks of {facts.block_size} tokens and the router of "
@@ -177,19 +158,24 @@ class Fleet:
             dp_ranks=facts.dp_ranks,
             on_cpu=facts.on_cpu,
         )
-        worker = LiveWorker(up=up, engine=engine, group=group, facts=facts, heard_s=up.at_s, incarnation=incarnation)
-        if self.follow is not None:  # before it is up: an index asks at once what a new worker holds
-            worker.follower = self.follow(worker, lambda event: self._hear(worker, event))
+        return LiveWorker(up=up, engine=engine, group=group, facts=facts, incarnation=incarnation)
+
+    def _register(self, worker: LiveWorker) -> LiveWorker:
         if worker.follower is None and self._world.controller.wants(KvStored):
             raise ConfigError(
-                f"worker {name} tells nothing of its KV blocks, and the router goes by them: start its engine with KV "
-                "events, or set router.use_kv_events = false"
+                f"worker {worker.up.name} tells nothing of its KV blocks, and the router goes by them: start its "
+                "engine with KV events, or set router.use_kv_events = false"
             )
-        self.workers[worker_id] = worker
-        self.names[worker_id] = name
-        self.ever[worker_id, up.epoch] = worker
-        self._world.ledger.worker_up(worker_id, up.epoch)
+        up = worker.up = replace(worker.up, at_s=self._world.clock.now())
+        worker.heard_s = up.at_s
+        self.workers[up.worker_id] = worker
+        self.names[up.worker_id] = up.name
+        self.ever[up.worker_id, up.epoch] = worker
+        self._world.ledger.worker_up(up.worker_id, up.epoch)
         self._world.post(up)
+        while worker.held:  # answers to what an index asks of a new worker are among them, behind what they tell of
+            self._world.post(worker.held.popleft())
+        worker.held = None
         if self.looks_after:
             worker.tasks.append(self._world.spawn(self._look_after(worker)))
             worker.tasks.append(self._world.spawn(self._report(worker)))
@@ -197,7 +183,9 @@ class Fleet:
 
     def _hear(self, worker: LiveWorker, event: Event) -> None:
         """Something that a worker says of itself, unless it is known to be gone."""
-        if not worker.lost:
+        if worker.held is not None:
+            worker.held.append(event)
+        elif not worker.lost:
             self._world.post(event)
 
     # ------------------------------------------------------------ looking after
@@ -211,10 +199,27 @@ class Fleet:
     async def _check(self, worker: LiveWorker) -> None:
         if await worker.engine.alive():
             worker.misses = 0
+            if self._is_silent(worker):
+                reason = f"neither requests nor KV events were answered for {self.upkeep.silent_s:g} s"
+                self.lose(worker, reason, LossCause.RESPONSE_TIMEOUT)
         else:
             worker.misses += 1
             if worker.misses >= self.upkeep.misses:
                 self.lose(worker, f"no answer to {worker.misses} health checks in a row")
+
+    def _is_silent(self, worker: LiveWorker) -> bool:
+        """Whether all that it owes, and what it is asked of its blocks, went unanswered for too long: servers answer
+        for their health while the engine behind them hangs."""
+        heard_s = worker.follower.heard_s if worker.follower is not None else None
+        if self.upkeep.silent_s is None or heard_s is None:
+            return False
+        owed_s = [] if worker.unanswered_s is None else [worker.unanswered_s]
+        for request in self._world.open.values():
+            legs = [leg for leg in request.legs.values() if leg.worker_id == worker.worker_id]
+            owed_s += [leg.sent_s for leg in legs if leg.sent_s is not None]
+        if not owed_s:
+            return False
+        return self._world.clock.now() - max(min(owed_s), worker.heard_s, heard_s) >= self.upkeep.silent_s
 
     async def _report(self, worker: LiveWorker) -> None:
         """Ask how much it has to do: for whoever looks on, and for policies that want to know."""
@@ -358,7 +363,7 @@ class Fleet:
         if not worker.lost:
             at_s = self._world.clock.now()
             if result is ProbeResult.OK:
-                worker.heard_s = at_s
+                worker.heard_s, worker.unanswered_s = at_s, None
             self._world.post(ProbeEnded(at_s=at_s, worker_id=worker.worker_id, epoch=action.epoch, result=result))
 
     def ask_index(self, action: RequestIndexReplay | RequestIndexDump) -> None:

@@ -9,7 +9,8 @@ from executors.backend import WorkerGlance
 from policies.cluster.actions import Action, Dispatch, Enqueue, Reject
 
 if TYPE_CHECKING:
-    from executors.fleet import Fleet, LiveWorker
+    from executors.fleet import Fleet
+    from executors.live_worker import LiveWorker
     from policies.cluster.state import ClusterView
 
 

@@ -21,6 +21,8 @@ from executors.process import Ended, EngineProcess
 from executors.starter import HostStarter
 from policies.errors import CapabilityError, EngineError
 from policies.frozen import frozen
+from twin.config import Config, ResilienceConfig
+from twin.config_live import LiveConfig
 
 log = logging.getLogger(__name__)
 
@@ -33,10 +35,15 @@ class Terms:
     """Seconds: `ready_s` for a worker to come up, `lease_s` of its entry; once it is to end, `grace_s` in which
     frontends learn of it, and `drain_s` in which its open requests may finish."""
 
-    ready_s: float = 600.0
+    ready_s: float = LiveConfig().ready_s
     lease_s: float = LEASE_S
-    grace_s: float = 2.0
-    drain_s: float = 300.0
+    grace_s: float = ResilienceConfig().grace_s
+    drain_s: float = ResilienceConfig().drain_timeout_s
+
+    @classmethod
+    def of(cls, config: Config) -> Terms:
+        resilience = config.resilience
+        return cls(ready_s=config.live.ready_s, grace_s=resilience.grace_s, drain_s=resilience.drain_timeout_s)
 
 
 @frozen

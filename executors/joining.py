@@ -16,8 +16,9 @@ from urllib.parse import urlsplit
 
 from executors.discovery.protocol import Changed, Discovery, Joined, Left, Seen, Watch
 from executors.discovery.record import FRONTEND, WorkerRecord
-from executors.engines.protocol import Engine, Facts
-from executors.fleet import LiveWorker
+from executors.engines.protocol import Engine
+from executors.live_worker import LiveWorker
+from executors.ports import LOOPBACK
 from executors.world import LiveWorld
 from policies.errors import CapabilityError, ConfigError, EngineError
 from policies.frozen import frozen
@@ -123,6 +124,11 @@ class Joiner:
         except ConfigError as error:
             self._refuse(record, error)
             return
+        attached = self._attached(record)
+        if attached is not None:
+            attached.incarnation = record.incarnation  # other frontends know it by that
+            self._refuse(record, ConfigError(f"it is attached as {attached.up.name} already, and counts once"))
+            return
         self._coming[life] = self._world.spawn(self._bring(record, group))
 
     def _drain(self, life: _Life) -> None:
@@ -169,10 +175,7 @@ class Joiner:
         engine: Engine | None = None
         try:
             engine = self._adapter(group, record)
-            facts = await self._answers(engine, record)
-            if self._expected.model not in facts.models:
-                raise ConfigError(f"it serves {', '.join(facts.models)}, and this frontend {self._expected.model}")
-            self._there[life] = fleet.join(engine, facts, record.name, group.name, incarnation=record.incarnation)
+            self._there[life] = await self._welcomed(engine, record, group)
             self.refused.pop(record.name, None)
             self.joined.set()
         except (ConfigError, CapabilityError, EngineError) as error:
@@ -184,10 +187,15 @@ class Joiner:
             if engine is not None and life not in self._there:
                 await engine.close()
 
-    async def _answers(self, engine: Engine, record: WorkerRecord) -> Facts:
+    async def _welcomed(self, engine: Engine, record: WorkerRecord, group: WorkerGroup) -> LiveWorker:
+        """Once it takes work and its KV events are listened to, however often that is tried."""
+        fleet = self._world.fleet
         while True:
             try:
-                return await engine.ready(self._world.fleet.upkeep.ready_s)
+                facts = await engine.ready(fleet.upkeep.ready_s)
+                if self._expected.model not in facts.models:
+                    raise ConfigError(f"it serves {', '.join(facts.models)}, and this frontend {self._expected.model}")
+                return await fleet.welcome(engine, facts, record.name, group.name, record.incarnation)
             except EngineError as error:
                 log.warning("worker %s is listed and not ready: %s", record.name, error)
             await asyncio.sleep(RETRY_S)
@@ -227,10 +235,23 @@ class Joiner:
         """A worker of ours is gone from the fleet. While the store lists it, it may come back, as another worker."""
         life = next((life for life, one in self._there.items() if one is worker), None)
         if life is None:
+            self._attached_fell(worker)
             return
         del self._there[life]
         record = self._listed(life)
         if record is not None and not record.draining and reason != "drained":
+            self._come(record)
+
+    def _attached(self, record: WorkerRecord) -> LiveWorker | None:
+        """A worker of the fleet at that address that this one did not bring."""
+        ours = [id(worker) for worker in self._there.values()]
+        others = (one for one in self._world.fleet.workers.values() if not one.lost and id(one) not in ours)
+        return next((one for one in others if _address(one.url) == _address(record.url)), None)
+
+    def _attached_fell(self, worker: LiveWorker) -> None:
+        """One that was attached is gone from the fleet; the store may list it still."""
+        listed = self._watch.workers.values() if self._watch is not None else ()
+        for record in [one for one in listed if not one.draining and _address(one.url) == _address(worker.url)]:
             self._come(record)
 
     def _listed(self, life: _Life) -> WorkerRecord | None:
@@ -240,6 +261,12 @@ class Joiner:
 
 def _life(record: WorkerRecord) -> _Life:
     return _Life(record.name, record.incarnation)
+
+
+def _address(url: str) -> tuple[str, int | None]:
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    return LOOPBACK if host == "localhost" else host, parts.port
 
 
 def _is_loopback(host: str) -> bool:

@@ -10,35 +10,27 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from executors.clock import Order
+from executors.deadlines import Deadlines
 from executors.engines.protocol import LegFailed, LegRequest, Moves, Piece
-from executors.fleet import SUSPECT, LiveWorker
+from executors.fleet import SUSPECT
 from executors.leases import LeaseKey, LeaseTerms
+from executors.live_worker import LiveWorker
 from executors.prefill_gate import PrefillGate
 from executors.requests import OpenRequest, RunningLeg
 from policies.cluster.actions import Dispatch
 from policies.cluster.events import FirstToken, PrefillDone, RoomReserved, TokensEmitted
 from policies.cluster.ids import Leg, LossCause
-from policies.frozen import frozen
 
 if TYPE_CHECKING:
     from executors.world import LiveWorld
 
 
-@frozen
-class Limits:
-    """Deadlines of ours, in seconds; None: none. `first_token_s` counts from dispatch, `between_tokens_s` from one
-    piece to the next."""
-
-    first_token_s: float | None = 120.0
-    between_tokens_s: float | None = 60.0
-
-
 class Legs:
     """Of one world. `lease` is how long prefill workers keep KV that nobody fetched (None: for as long as we want)."""
 
-    def __init__(self, world: LiveWorld, limits: Limits, lease: LeaseTerms | None) -> None:
+    def __init__(self, world: LiveWorld, deadlines: Deadlines, lease: LeaseTerms | None) -> None:
         self._world = world
-        self._limits = limits
+        self._deadlines = deadlines
         self.lease = lease
         self.gate = PrefillGate()
         self._tells_tokens = world.controller.wants(TokensEmitted)
@@ -133,7 +125,7 @@ class Legs:
     def _on_piece(self, request: OpenRequest, leg: RunningLeg, worker: LiveWorker, piece: Piece) -> None:
         now_s = self._world.clock.now()
         leg.heard_s = now_s
-        worker.heard_s = now_s
+        worker.heard_s, worker.unanswered_s = now_s, None
         if piece.cached_tokens is not None and (request.cached_tokens is None or leg.leg is not Leg.DECODE):
             request.cached_tokens = piece.cached_tokens
         if leg.leg is Leg.PREFILL:
@@ -184,6 +176,8 @@ class Legs:
             self.stop(request)
             self._world.end(request, "rejected", failed.reason, "engine_limit")
             return
+        if failed.cause is LossCause.RESPONSE_TIMEOUT and worker.unanswered_s is None:
+            worker.unanswered_s = leg.since_s if leg.heard_s is None else leg.heard_s
         if failed.cause in SUSPECT:
             self._world.fleet.suspect(worker)
         self._world.interrupt(request, leg.worker_id, failed.reason, failed.cause)
@@ -203,9 +197,9 @@ class Legs:
 
     def _watch(self, request: OpenRequest, leg: RunningLeg, worker: LiveWorker) -> None:
         """See again when its deadline would be over if nothing came."""
-        limits, ask = self._limits, request.ask
+        deadlines, ask = self._deadlines, request.ask
         heard_s = leg.heard_s
-        limit_s = limits.between_tokens_s if heard_s is not None else (ask.first_token_s or limits.first_token_s)
+        limit_s = deadlines.between_tokens_s if heard_s is not None else (ask.first_token_s or deadlines.first_token_s)
         if limit_s is None:
             return
         due_s = (leg.since_s if heard_s is None else heard_s) + limit_s

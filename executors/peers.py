@@ -1,8 +1,8 @@
 """Bookings between the routers of several frontends: each takes in messages on one socket and sends to all others.
 
 Messages may be lost, never reordered between two routers: the policies notice what is missing and ask
-(`policies.router.replicas`). So nothing here waits for anybody. There is no authentication: whoever reaches the socket
-can say where requests go, so it listens on loopback unless told otherwise, and belongs on the cluster's own network.
+(`policies.router.replicas`). So nothing here waits for anybody. Whoever is heard can say where requests go: with a key
+only those are who have it (`peer_seal`), without one the socket is on loopback unless somebody said to go without.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ import zmq.asyncio
 from executors.discovery import open_discovery
 from executors.discovery.protocol import Discovery, Joined, Left, Registration, StoreError, Watch
 from executors.discovery.record import FRONTEND, WorkerRecord
-from executors.fleet import LiveWorker
+from executors.live_worker import LiveWorker
+from executors.peer_seal import Refused, Seal
 from executors.peer_wire import Damaged, Message, Sender, read, write
 from executors.peering import Peering
 from executors.ports import LOOPBACK, bracketed
@@ -46,13 +47,14 @@ MESSAGE_BYTES: Final = 64 << 20
 
 @dataclass(slots=True)
 class PeerCounts:
-    """Messages `sent` (one for each router), `heard`, `lost` (nobody took them), `damaged`; `unknown`: steps about
-    workers that are not known here."""
+    """Messages `sent` (one for each router), `heard`, `lost` (nobody took them), `damaged`, `refused` (not sealed with
+    our key, for somebody else, or here before); `unknown`: steps about workers that are not known here."""
 
     sent: int = 0
     heard: int = 0
     lost: int = 0
     damaged: int = 0
+    refused: int = 0
     unknown: int = 0
 
     def table(self) -> dict[str, int]:
@@ -66,6 +68,8 @@ class Peers:
         self._world = world
         self._origin = origin
         self._told = told
+        self._seal = Seal(told.key, origin)
+        self._said: set[str] = set()
         self._model = model
         self._context = zmq.asyncio.Context.instance()  # never ended, as with followers of KV events
         self._plain: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(self._context.underlying)
@@ -188,11 +192,18 @@ class Peers:
         known = self._addresses.get(action.dest) if action.dest is not None else None
         text = self._text(action)
         for address in self._sockets if known is None else (known,):
-            self._send(address, text)
+            if self._seal.is_on and self._number_of(address) is None:
+                self.counts.lost += 1  # it would not be taken: we ask who that is
+            else:
+                self._send(address, text)
 
-    def _send(self, address: str, text: bytes) -> None:
+    def _number_of(self, address: str) -> int | None:
+        return next((origin for origin, at in self._addresses.items() if at == address), None)
+
+    def _send(self, address: str, text: bytes, to: int | None = None) -> None:
+        sealed = self._seal.close(text, self._number_of(address) if to is None else to)
         try:
-            self._sockets[address].send(text, zmq.NOBLOCK)
+            self._sockets[address].send(sealed, zmq.NOBLOCK)
             self.counts.sent += 1
         except zmq.Again:
             self.counts.lost += 1
@@ -215,14 +226,34 @@ class Peers:
     async def _hear(self) -> None:
         assert self._hearing is not None
         while True:
-            text = await self._hearing.recv()
+            told = await self._hearing.recv()
             try:
-                message = read(text, self._world.tree, self._worker_of)
+                opened = self._seal.open(told)
+                message = read(opened.text, self._world.tree, self._worker_of)
+                if opened.origin not in (None, message.sender.origin):
+                    raise Refused("it speaks for another router than the one that sealed it")
             except Damaged as error:
                 self.counts.damaged += 1
                 log.warning("a message of another router is left out: %s", error)
-                continue
-            self._take(message)
+            except Refused as error:
+                self.counts.refused += 1
+                self._say_refused(str(error))
+            else:
+                self._take(message) if opened.to_us else self._introduce(message)
+
+    def _say_refused(self, why: str) -> None:
+        """Once for each reason: whoever reaches the socket can send as much as it likes."""
+        if why not in self._said:
+            self._said.add(why)
+            log.warning("a message to this router is refused: %s", why)
+
+    def _introduce(self, message: Message) -> None:
+        """A router that does not know our number asks. Nothing that it says counts, for it may have been said before we
+        were here; told who we are, it says it again to us."""
+        address = message.sender.address
+        self.counts.heard += 1
+        if address in self._sockets:
+            self._send(address, self._asking(), to=message.sender.origin)
 
     def _take(self, message: Message) -> None:
         origin, address = message.sender.origin, message.sender.address
@@ -267,7 +298,6 @@ class Peers:
 
 def _name(worker: LiveWorker) -> str:
     """What all frontends know a worker by: its address, on which host where that is loopback, and which life."""
-    url = getattr(getattr(worker.engine, "at", None), "url", worker.up.name)
-    parts = urlsplit(url)
+    parts = urlsplit(worker.url)
     here = f"@{socket.gethostname()}" if parts.hostname in (LOOPBACK, "localhost", "::1") else ""
-    return f"{url}{here}#{worker.incarnation}"
+    return f"{worker.url}{here}#{worker.incarnation}"

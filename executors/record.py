@@ -17,7 +17,8 @@ from typing import IO
 import xxhash
 
 from executors.backend import STOP_STRING, End
-from executors.fleet import Fleet, LiveWorker
+from executors.fleet import Fleet
+from executors.live_worker import LiveWorker
 from executors.requests import OpenRequest
 from executors.world import Watch
 from policies.cluster.actions import Action, Dispatch, Enqueue, Reject
@@ -52,11 +53,17 @@ class LiveRecord(Watch):
         self._file: IO[str] = self._writer.place(JOURNAL).open("w", encoding="utf-8")
         self._began_s = time.time()
         self._cpu = os.times()
+        plain = to_plain(config, live=True)
         header = Header(
             versions={"dynatwin": __version__, "xxhash": xxhash.VERSION},
             config={
-                **to_plain(config),
-                "live": {"started_unix_s": self._began_s, "clock": "monotonic", "router": number},
+                **plain,
+                "live": {
+                    **plain["live"],
+                    "started_unix_s": self._began_s,
+                    "clock": "monotonic",
+                    "router": number,
+                },
             },
             seed=config.seed,
             policies=tuple(type(policy).__name__ for policy in policies),
@@ -155,7 +162,7 @@ class LiveRecord(Watch):
         self._journal.flush()
         self._file.close()
         self._writer.close()
-        (self.folder / CONFIG_TOML).write_text(to_toml(self._config), encoding="utf-8")
+        (self.folder / CONFIG_TOML).write_text(to_toml(self._config, live=True), encoding="utf-8")
         sla = parse_sla(self._config.sla) if self._config.sla is not None else None
         report = build_report(self.folder, self._meta(fleet), sla)
         now = os.times()
@@ -200,7 +207,7 @@ class LiveRecord(Watch):
             hash_known=True,
             seed=self._config.seed,
             simulated=any(worker.facts.engine == "mock" for worker in workers),
-            config=to_plain(self._config),
+            config=to_plain(self._config, live=True),
             origins=dict(self._config.origins),
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from typing import TYPE_CHECKING
 
 from executors.backend import Ask, Serving, WorkerGlance
 from executors.glance import decision, worker_glance
@@ -16,6 +17,9 @@ from policies.cluster.ids import Role, WorkerId
 from policies.errors import ConfigError
 from policies.frozen import frozen
 from policies.router.overload import BusySettings
+
+if TYPE_CHECKING:
+    from executors.peers import Peers
 
 LIMITS = tuple(one.name for one in fields(BusySettings))
 
@@ -38,9 +42,11 @@ class Service:
         wanted: Sequence[Wanted],
         thresholds: Mapping[str, float | None] | None = None,
         shadow: Shadow | None = None,
+        peers: Peers | None = None,
     ) -> None:
         self.world = world
         self._shadow = shadow
+        self._peers = peers
         self._wanted = tuple(wanted)
         self._thresholds: dict[str, float | None] = dict.fromkeys(LIMITS) | dict(thresholds or {})
         self._sets = world.controller.wants(BusyThresholdsChanged)
@@ -52,6 +58,12 @@ class Service:
     def predicted(self) -> Mapping[str, object]:
         """What the dashboard draws of it."""
         return self._shadow.series() if self._shadow is not None else {}
+
+    def peer_counts(self) -> Mapping[str, int]:
+        """For the gauges of the frontend; empty without peers."""
+        if self._peers is None:
+            return {}
+        return self._peers.counts.table() | {"others": len(self._peers.others)}
 
     def submit(self, ask: Ask) -> Stream:
         return self.world.submit(ask)

@@ -10,8 +10,10 @@ import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
 
+from executors.deadlines import USUAL, Deadlines
 from executors.engines.kv_tiers import KvPlaces, shared_memory
 from executors.engines.launch import Launch, Place, Ports, launch, port_needs
 from executors.engines.protocol import Engine
@@ -21,7 +23,7 @@ from executors.process import EngineProcess
 from policies.cluster.ids import Role
 from policies.errors import CapabilityError, ConfigError
 from policies.frozen import frozen
-from twin.config import WorkerGroup
+from twin.config import Config, DisaggregationConfig, ResilienceConfig, WorkerGroup
 
 NICE_NAMES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 
@@ -34,17 +36,39 @@ class Model:
     served_as: str
 
 
-def adapter(group: WorkerGroup, at: Attached, now: Callable[[], float]) -> Remote:
+@frozen
+class Terms:
+    """What engines are told at their start, and by when they have to answer: a prefill worker keeps KV that nobody
+    fetches for `lease_s`, and one that is to end has `drain_s` for what it has. Engines take whole seconds: no fewer
+    than these."""
+
+    lease_s: float = DisaggregationConfig().lease_s
+    drain_s: float = ResilienceConfig().drain_timeout_s
+    deadlines: Deadlines = USUAL
+
+    @classmethod
+    def of(cls, config: Config) -> Terms:
+        return cls(
+            lease_s=config.disaggregation.lease_s,
+            drain_s=config.resilience.drain_timeout_s,
+            deadlines=Deadlines.of(config),
+        )
+
+
+USUAL_TERMS = Terms()
+
+
+def adapter(group: WorkerGroup, at: Attached, now: Callable[[], float], deadlines: Deadlines = USUAL) -> Remote:
     """The adapter of a group's engine; only that one is imported."""
     match group.engine.kind:
         case "vllm":
             from executors.engines.vllm import Vllm
 
-            return Vllm(at, now=now)
+            return Vllm(at, deadlines, now)
         case "sglang":
             from executors.engines.sglang import Sglang
 
-            return Sglang(at, now=now)
+            return Sglang(at, deadlines, now)
         case "trtllm":
             from executors.engines.trtllm import Started, Trtllm
 
@@ -55,7 +79,7 @@ def adapter(group: WorkerGroup, at: Attached, now: Callable[[], float]) -> Remot
                     "workers.engine.max_model_len to what it was started with"
                 )
             started = Started(block_size=engine.block_size, context_tokens=engine.max_model_len, dp_ranks=group.dp)
-            return Trtllm(at, started, now=now)
+            return Trtllm(at, started, deadlines, now)
     raise CapabilityError(f"there is no adapter for engine {group.engine.kind!r}; there are vllm, sglang and trtllm")
 
 
@@ -78,8 +102,8 @@ class Planned:
 
 class HostStarter:
     """`fleet.Starter` on this host. `pythons` names the interpreter of the environment that each engine is in,
-    `folder` is where workers have their logs; `lease_s` is how long a prefill worker keeps KV that nobody fetches.
-    They listen on `host`; `shared`: others than this process follow their KV events too."""
+    `folder` is where workers have their logs; `terms` are what engines are told. They listen on `host`;
+    `shared`: others than this process follow their KV events too."""
 
     def __init__(
         self,
@@ -88,8 +112,7 @@ class HostStarter:
         pythons: Mapping[str, Path],
         now: Callable[[], float],
         folder: Path | None = None,
-        lease_s: int = 30,
-        drain_s: int = 300,
+        terms: Terms = USUAL_TERMS,
         host: str = LOOPBACK,
         shared: bool = False,
         tiers: KvPlaces | None = None,
@@ -104,8 +127,7 @@ class HostStarter:
         self._tiers = tiers or KvPlaces()
         self._ports = PortAllocator(host)
         self._counts: dict[str, int] = {}
-        self._lease_s = lease_s
-        self._drain_s = drain_s
+        self._terms = terms
         self.processes: dict[str, EngineProcess] = {}
 
     def start(self, group: str) -> tuple[str, Awaitable[Engine]]:
@@ -151,8 +173,8 @@ class HostStarter:
             served_as=self._model.served_as,
             ports=Ports(host=self._host, **taken),
             folder=str(folder),
-            lease_s=self._lease_s,
-            drain_s=self._drain_s,
+            lease_s=ceil(self._terms.lease_s),
+            drain_s=ceil(self._terms.drain_s),
             shared=self._shared,
             tiers=tiers,
             tag=f"{name}-{secrets.token_hex(4)}",
@@ -190,7 +212,7 @@ class HostStarter:
             max_batched_tokens=group.engine.max_num_batched_tokens * group.dp,
             process=process,
         )
-        return adapter(group, at, self._now)
+        return adapter(group, at, self._now, self._terms.deadlines)
 
     def _clear(self, place: Place) -> None:
         """A worker has ended: nothing of its KV stays, since it can be turned back into text."""

@@ -14,9 +14,10 @@ from typing import Any
 
 from executors.backend import Ask, End, Outcome
 from executors.clock import Clock, Order, Timer
+from executors.deadlines import USUAL, Deadlines
 from executors.fleet import Fleet
 from executors.leases import LeaseLedger, LeaseTerms
-from executors.legs import Legs, Limits
+from executors.legs import Legs
 from executors.requests import Content, OpenRequest, Stream
 from policies.cluster.actions import (
     Action,
@@ -62,9 +63,6 @@ from twin.engine.ticks import not_before
 KEPT_DECISIONS = 1000
 
 
-USUAL = Limits()
-
-
 class Watch:
     """Is told what happens to requests, and changes nothing; this one keeps nothing."""
 
@@ -95,7 +93,7 @@ class LiveWorld:
         clock: Clock,
         tree: ContentTree,
         *,
-        limits: Limits = USUAL,
+        deadlines: Deadlines = USUAL,
         hashes: bool = True,
         lease: LeaseTerms | None = None,
         peers: Callable[[PublishBooking], None] | None = None,
@@ -117,7 +115,7 @@ class LiveWorld:
         self._timers: dict[str, Timer] = {}
         self._deadlines: dict[RequestId, Timer] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self.legs = Legs(self, limits, lease)
+        self.legs = Legs(self, deadlines, lease)
         self.reads_blocks = any(map(controller.wants, (BlocksStored, KvStored)))
 
     # ------------------------------------------------------------ events in

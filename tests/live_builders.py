@@ -10,9 +10,9 @@ from simulate import engine_settings
 
 from executors.backend import Ask, End
 from executors.clock import Order
+from executors.deadlines import Deadlines
 from executors.engines.mock import MockEngine
 from executors.leases import LeaseTerms
-from executors.legs import Limits
 from executors.requests import OpenRequest, Stream
 from executors.virtual import VirtualClock, run
 from executors.world import USUAL, LiveWorld, Watch
@@ -74,7 +74,7 @@ class Live:
         clock: VirtualClock,
         policies: Sequence[Policy],
         roles: Sequence[Role] = (Role.MIXED,),
-        limits: Limits = USUAL,
+        deadlines: Deadlines = USUAL,
         latency: Any = TOY,
         lease: LeaseTerms | None = None,
         **settings: object,
@@ -84,7 +84,7 @@ class Live:
         controller = Controller(policies, self.log)
         tree = ContentTree(16, 16)
         self.ends: dict[str, End] = {}
-        self.world = LiveWorld(controller, clock, tree, limits=limits, lease=lease, watch=_Ends(self.ends))
+        self.world = LiveWorld(controller, clock, tree, deadlines=deadlines, lease=lease, watch=_Ends(self.ends))
         self.world.fleet.looks_after = False
         self.world.failed = self._failed  # type: ignore[method-assign]
         self.engines = []

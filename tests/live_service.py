@@ -23,10 +23,10 @@ from executors.backend import End
 from executors.engines.protocol import GREEDY, LegRequest
 from executors.engines.remote import Attached
 from executors.engines.vllm import Vllm
-from executors.fleet import LiveWorker
 from executors.frontend.server import Frontend
 from executors.frontend.settings import Deadlines, Settings
 from executors.frontend.tokens import ServedTokenizer
+from executors.live_worker import LiveWorker
 from executors.requests import OpenRequest
 from executors.starter import Model, adapter
 from policies.cluster import journal
@@ -181,7 +181,7 @@ def configured(folder: Path, mode: str, **counts: int) -> Config:
     groups = [GROUP.format(role=role, count=count) for role, count in counts.items()]
     file = folder / "config.toml"
     file.write_text("\n".join([*groups, f'[router]\nmode = "{mode}"\n']), encoding="utf-8")
-    return load(file, {}, ("allow_no_effect=true",))
+    return load(file, {"--lease": LEASE_S}, ("allow_no_effect=true",))
 
 
 @asynccontextmanager
@@ -191,7 +191,7 @@ async def serving(
     """Serve with running engines; `urls` are those of each group. Afterwards nothing was broken, and the journal
     replays."""
     record = folder / "record"
-    host = Host(model=Model(checkpoint="", served_as=MODEL), pythons={}, attached=urls, record=record, lease_s=LEASE_S)
+    host = Host(model=Model(checkpoint="", served_as=MODEL), pythons={}, attached=urls, record=record)
     async with asyncio.timeout(LIMIT_S):
         cluster = LiveCluster(config, host)
         settings = Settings(port=0, kserve_port=0, deadlines=Deadlines(grace_s=0.0, drain_s=LIMIT_S))

@@ -1,75 +1,32 @@
-"""What a run is configured with: every key, its default and its limits. Defaults live here and nowhere else.
+"""What a run is configured with: every key, its default and its limits. Defaults live here, and those of serving alone
+in `config_live`, and nowhere else.
 
-The dataclasses are the schema: `config_read` fills and checks them from file, flags and --set, `config_text` writes
-them, docs/config.md is made from them. Nothing here reads a file, and nothing imports a heavy package.
+The dataclasses are the schema (`config_schema`): `config_read` fills and checks them from file, flags and --set,
+`config_text` writes them, docs/config.md is made from them. Nothing here reads a file, and nothing imports a heavy
+package.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field, fields
+from dataclasses import field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
 
 from policies.frozen import frozen
+from twin.config_live import LiveConfig
+from twin.config_schema import LARGEST, LARGEST_SEED, LONGEST_S
+from twin.config_schema import key as _key
 
-LARGEST = 2**31 - 1  # the largest count and length in the trace schema (int32)
-LARGEST_SEED = 2**63 - 1
 TRIGGERS = ("on_complete", "on_evict", "on_idle")
 """When blocks go down: once complete, when they leave the tier above, when the link has nothing else to do."""
 HEAVIEST = 10**6  # the largest weight of a cost: with more, blocks and requests add up to infinity
-LONGEST_S = 10**9  # the longest time that can be given, 31 years
 NO_ORIGINS: Mapping[str, str] = MappingProxyType({})
 NO_PARAMS: Mapping[str, float | str | bool] = MappingProxyType({})
 KIND_DEFAULTS: Mapping[str, Mapping[str, int]] = MappingProxyType(
     {"trtllm": MappingProxyType({"block_size": 32}), "sglang": MappingProxyType({"block_size": 1})}
 )
 """Defaults of an engine kind that differ from the table's."""
-
-
-class Limits(NamedTuple):
-    """What a key means and may be; `absent` says what leaving it out means."""
-
-    meaning: str
-    low: float | None = None
-    above: float | None = None
-    high: float | None = None
-    choices: tuple[str, ...] = ()
-    absent: str = ""
-    plugins: str = ""  # an entry-point group whose names are choices as well
-
-
-NAMES = "tuple[str, ...]"
-"""The kind of a key that is a list of names."""
-
-
-class Entry(NamedTuple):
-    """One key of a table; `kind` is int, float, bool, str, Path or NAMES."""
-
-    name: str
-    limits: Limits
-    default: Any
-    kind: str
-
-
-def keys_of(table: type) -> tuple[Entry, ...]:
-    """The keys of a dataclass below, in order; fields that hold a table are left out."""
-    found = _KEYS.get(table)
-    if found is None:
-        found = _KEYS[table] = tuple(
-            Entry(f.name, f.metadata["limits"], f.default, str(f.type).removesuffix(" | None"))
-            for f in fields(table)
-            if "limits" in f.metadata
-        )
-    return found
-
-
-_KEYS: dict[type, tuple[Entry, ...]] = {}
-
-
-def _key(default: Any, meaning: str, **limits: Any) -> Any:
-    return field(default=default, metadata={"limits": Limits(meaning, **limits)})
 
 
 @frozen
@@ -738,7 +695,9 @@ class DisaggregationConfig:
     )
     setup_s: float = _key(0.0, "fixed cost of a transfer", low=0, high=LONGEST_S)
     overlap: bool = _key(False, "decode-first: send KV layer by layer while the prompt is computed")
-    lease_s: float = _key(60.0, "how long a prefill worker keeps blocks that nobody fetches", above=0, high=LONGEST_S)
+    lease_s: float = _key(
+        60.0, "how long a prefill worker keeps blocks that nobody fetches; live too", above=0, high=LONGEST_S
+    )
 
 
 @frozen
@@ -808,11 +767,16 @@ class ResilienceConfig:
         10.0, "until a worker without a heart-beat is known to be gone (detect = lease)", low=0, high=LONGEST_S
     )
     grace_s: float = _key(
-        5.0, "how long a worker that leaves still serves routers that have not heard", low=0, high=LONGEST_S
+        5.0, "how long a worker that leaves still serves routers that have not heard; live too", low=0, high=LONGEST_S
     )
-    drain_timeout_s: float = _key(900.0, "how long it may then take to finish what it has", low=0, high=LONGEST_S)
+    drain_timeout_s: float = _key(
+        900.0, "how long it may then take to finish what it has; live too", low=0, high=LONGEST_S
+    )
     response_inactivity_s: float = _key(
-        60.0, "until a worker that answers nothing is taken for lost", above=0, high=LONGEST_S
+        60.0,
+        "until a worker that answers nothing is taken for lost; live: a leg without new tokens goes elsewhere",
+        above=0,
+        high=LONGEST_S,
     )
 
 
@@ -845,6 +809,7 @@ class Config:
     disaggregation: DisaggregationConfig = field(default=DisaggregationConfig())
     resilience: ResilienceConfig = field(default=ResilienceConfig())
     faults: FaultsConfig = field(default=FaultsConfig())
+    live: LiveConfig = field(default=LiveConfig())
     no_effect: tuple[str, ...] = field(default=(), compare=False)
     origins: Mapping[str, str] = field(default_factory=lambda: NO_ORIGINS, compare=False, repr=False)
 

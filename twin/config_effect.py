@@ -24,8 +24,8 @@ from twin.config import (
     ThunderConfig,
     TraceConfig,
     WorkerGroup,
-    keys_of,
 )
+from twin.config_schema import keys_of
 from twin.link_use import path_of, used_paths, why_idle
 from twin.perf.cargo import CARGOES, KV, WEIGHTS
 

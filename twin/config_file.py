@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from policies.errors import ConfigError
+from twin.config_live import TABLES as LIVE_TABLES
 from twin.config_values import Given, Key
 
 # A table that may also be written as one string: `engine = "vllm"` stands for `[workers.engine] kind = "vllm"`.
@@ -38,6 +39,7 @@ TABLES = frozenset(
         "workers.startup",
         "workers.kvbm",
         "workers.links",
+        *LIVE_TABLES,
         *SHORT_FORMS,
     ]
 )

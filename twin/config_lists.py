@@ -46,6 +46,19 @@ def graph_sizes(text: str, where: str) -> tuple[int, ...]:
     return tuple(sorted(sizes))
 
 
+def name_pairs(texts: Iterable[str], where: str) -> dict[str, str]:
+    """`gpt-4o=llama`: a name, an equals sign, and what it stands for; each name once."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, _, meant = (part.strip() for part in text.partition("="))
+        if not name or not meant:
+            raise ConfigError(f'{where}: "{text}" must be a name, = and what it stands for, as in gpt-4o=llama')
+        if name in found:
+            raise ConfigError(f"{where}: {name} stands for {found[name]} and for {meant}; leave one out")
+        found[name] = meant
+    return found
+
+
 def taint_weights(texts: Iterable[str], where: str) -> tuple[tuple[str, float], ...]:
     """`zone=a:1`: a taint, a colon, and how much it is liked; below 0 it is not."""
     found = []

@@ -31,9 +31,11 @@ from twin.config import (
     ThunderConfig,
     TraceConfig,
     WorkerGroup,
-    keys_of,
 )
 from twin.config_file import NAMED, is_path
+from twin.config_live import TABLES as LIVE_TABLES
+from twin.config_live import LiveConfig
+from twin.config_schema import keys_of
 from twin.config_values import toml_value
 
 
@@ -53,11 +55,12 @@ class Line(NamedTuple):
         return is_path(".".join((room, *inner[1:]) if room == "workers" else (room, *inner)), self.value)
 
 
-def to_toml(config: Config, beside: Path | None = None) -> str:
+def to_toml(config: Config, beside: Path | None = None, *, live: bool = False) -> str:
     """The whole configuration. `load` makes an equal one of it, wherever it is put: paths are absolute, but those of
-    files in the folder `beside`, which are named as they lie there: the text goes with them."""
+    files in the folder `beside`, which are named as they lie there: the text goes with them. Tables of serving stand in
+    it if something in them is set, or `live`."""
     rows = []
-    for line in _lines(config):
+    for line in _lines(config, live or config.live != LiveConfig()):
         if line.value is not None:
             value = _place(line.value, beside) if line.is_path else line.value
             rows.append((line.header, f"{line.name} = {toml_value(value)}"))
@@ -82,10 +85,11 @@ def show(config: Config) -> str:
     return _text(rows)
 
 
-def to_plain(config: Config) -> dict[str, Any]:
-    """The configuration as plain values for a report: equal runs give equal ones, so files are named, not located."""
+def to_plain(config: Config, *, live: bool = False) -> dict[str, Any]:
+    """The configuration as plain values for a report: equal runs give equal ones, so files are named, not located, and
+    tables of serving are left out unless it is `live`."""
     plain: dict[str, Any] = {}
-    for line in _lines(config):
+    for line in _lines(config, live):
         if line.value is None:
             continue
         *tables, _ = line.key.split(".")
@@ -97,7 +101,7 @@ def to_plain(config: Config) -> dict[str, Any]:
     return plain
 
 
-def _lines(config: Config) -> Iterator[Line]:
+def _lines(config: Config, live: bool = True) -> Iterator[Line]:
     for entry in keys_of(Config):
         if entry.name != "sla":
             yield Line("", entry.name, getattr(config, entry.name), entry.name, entry.limits.absent)
@@ -129,6 +133,16 @@ def _lines(config: Config) -> Iterator[Line]:
     yield from _table("[disaggregation]", "disaggregation", DisaggregationConfig, config.disaggregation)
     yield from _table("[resilience]", "resilience", ResilienceConfig, config.resilience)
     yield from _table("[faults]", "faults", FaultsConfig, config.faults)
+    if live:
+        yield from _live_tables(config)
+
+
+def _live_tables(config: Config) -> Iterator[Line]:
+    for path, table in LIVE_TABLES.items():
+        values: object = config
+        for name in path.split("."):
+            values = getattr(values, name)
+        yield from _table(f"[{path}]", path, table, values)
 
 
 def _table(header: str, shown: str, table: type, values: object) -> Iterator[Line]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from policies.errors import CapabilityError, ConfigError
-from twin.config import NAMES, Limits
+from twin.config_schema import NAMES, Limits
 
 Key = tuple[str | int, ...]
 
@@ -52,6 +52,8 @@ def checked(given: Given, shown: str, kind: str, default: object, limits: Limits
             raise CapabilityError(f"{given.origin}: {shown} = {value}: {later}")
         if limit := _outside(value, limits):
             refuse(f"must be {limit}")
+        if limits.choices and str(value) not in limits.choices:
+            refuse(f"must be {_listed(limits.choices)}")
     elif limits.choices:
         return _chosen(str(value), given, shown, limits) or refuse(
             f"must be {_listed(limits.choices)}{nearest(_plain(value), limits.choices)}"

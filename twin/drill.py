@@ -21,7 +21,8 @@ from policies.errors import ConfigError
 from policies.resilience.drain import DrainRules
 from policies.router.build import MODES
 from reports.report import Report
-from twin.config import BusyConfig, Config, keys_of
+from twin.config import BusyConfig, Config
+from twin.config_schema import keys_of
 from twin.deciding import guards, migration
 from twin.mocker.faults.messages import KV_EVENTS
 from twin.mocker.faults.script import Faults

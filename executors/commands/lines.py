@@ -12,6 +12,7 @@ from twin.errors import CapabilityError, ConfigError
 
 if TYPE_CHECKING:
     from executors.engines.kv_tiers import KvPlaces
+    from twin.config import Config
 
 
 def check_packages(command: str) -> None:
@@ -23,6 +24,37 @@ def check_packages(command: str) -> None:
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise CapabilityError(f"twin {command} needs {error.name}: pip install 'dynatwin[live]'") from None
+
+
+COUNT_LIVE = (
+    "migration_limit",
+    "migration_max_seq_len",
+    "retry_backoff",
+    "canary_idle_s",
+    "canary_timeout_s",
+    "breaker_failures",
+    "breaker_share",
+    "breaker_requests",
+    "breaker_window_s",
+    "breaker_open_s",
+    "grace_s",
+    "drain_timeout_s",
+    "response_inactivity_s",
+)
+"""Keys of [resilience] that change nothing in a simulation without faults, and something here: workers can be lost."""
+SHARED = ("--lease", "--grace", "--drain")
+"""Flags of live commands that stand for a key of the configuration, as twin.config_read.FLAGS says."""
+
+
+def flags_of(values: Values) -> dict[str, object]:
+    """The given ones of `SHARED`: they win over the file."""
+    return {flag: values.get(flag.removeprefix("--")) for flag in SHARED}
+
+
+def no_effect_live(config: Config, live: bool) -> list[str]:
+    """What has no effect here: of what a simulation would pass over, that which serving passes over too."""
+    counted = [*(f" resilience.{name} " for name in COUNT_LIVE), *([".on_cpu "] if live else [])]
+    return [text for text in config.no_effect if not any(key in text for key in counted)]
 
 
 def pythons(values: Values) -> dict[str, Path]:

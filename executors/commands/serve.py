@@ -6,10 +6,19 @@ import asyncio
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from executors.commands.lines import check_packages, pairs_of, pythons, tiers_of, whole_of
+from executors.commands.lines import (
+    check_packages,
+    flags_of,
+    no_effect_live,
+    pairs_of,
+    pythons,
+    tiers_of,
+    whole_of,
+)
 from twin.commands.replay_line import Option, Values
 from twin.commands.typed import command_of
 from twin.errors import ConfigError, Exit
@@ -36,9 +45,10 @@ OPTIONS = (
     Option("--discovery", "PLACE", "Workers of other processes: etcd://HOST:2379, a shared folder, or a .toml file."),
     Option("--peers", "PLACE", "Other frontends to share bookings with: a discovery store, or tcp://HOST:PORT,..."),
     Option("--peer-listen", "HOST:PORT", "Where this one hears of their bookings (127.0.0.1, any port)."),
+    Option("--peer-key", "FILE", "Secret that all of them seal their messages with; none: there is none."),
     Option("--python", "ENGINE=PATH", "Interpreter of the environment that an engine is in.", many=True),
     Option("--logs", "DIR", "Folder for the logs of engines; otherwise a temporary one."),
-    Option("--lease", "S", "Seconds that a prefill worker keeps KV that nobody fetched (30)."),
+    Option("--lease", "S", "Seconds that a prefill worker keeps KV that nobody fetched (disaggregation.lease_s)."),
     Option("--kv-disk", "DIR", "Folder for the disk tiers of workers that are started (workers.kvbm)."),
     Option("--kv-objects", "URL", "Their remote tier: s3://BUCKET[/PREFIX][?endpoint=URL&region=NAME]."),
     Option("--record", "DIR", "Write the run there: journal, requests, report; twin replay reads the journal."),
@@ -55,8 +65,8 @@ OPTIONS = (
     Option("--tls-cert", "FILE", "Certificate, in PEM."),
     Option("--tls-key", "FILE", "Its key, in PEM."),
     Option("--debug-endpoints", "", "/debug/decisions and /debug/state, for administrators."),
-    Option("--grace", "S", "Seconds after a signal in which new requests are still taken (5)."),
-    Option("--drain", "S", "Seconds that open requests may then take (900)."),
+    Option("--grace", "S", "Seconds after a signal in which new requests are still taken (resilience.grace_s)."),
+    Option("--drain", "S", "Seconds that open requests may then take (resilience.drain_timeout_s)."),
     Option("--quiet", "", "No notices on stderr.", short="-q"),
 )
 
@@ -66,27 +76,29 @@ def run(values: Values) -> int:
     check_packages("serve")
     from twin.config_read import load
 
-    config = load(Path(values["config"]) if "config" in values else None, {}, (*values.get("set", ()), _ALL))
+    config = load(
+        Path(values["config"]) if "config" in values else None, flags_of(values), (*values.get("set", ()), _ALL)
+    )
     _check(values, config)
     tokenizer, name, tokens = _tokenizer(values, config)
     host = _host(values, config, name, tokens)
     if "plan" in values:
         return _plan(config, host)
-    settings = _settings(values, _abilities(config) if "live" in values else frozenset())
-    shadow = _shadow(values)
+    settings, shadow = _settings(values, config, name), _shadow(values)
     return asyncio.run(_serve(config, host, {name: tokenizer}, settings, shadow, quiet="quiet" in values))
 
 
 serve = command_of(run, OPTIONS, "Serve a configuration: the same policies, live.")
 
 
+PEERS = ("peer_listen", "peer_key")
 _ALL = "allow_no_effect=true"  # what has no effect in a simulation may have one here: it is told, not refused
 
 
 _PROGRESS_S = 15.0
 """Between two lines about engines that are still starting."""
 _OF_LIVE = (
-    "checkpoint", "attach", "discovery", "peers", "peer_listen", "python", "logs", "lease", "plan", "kv_disk",
+    "checkpoint", "attach", "discovery", "peers", "python", "logs", "lease", "plan", "kv_disk",
     "kv_objects",
 )  # fmt: skip
 
@@ -94,7 +106,7 @@ _OF_LIVE = (
 def _check(values: Values, config: Config) -> None:
     """What has no effect, or means nothing, is refused."""
     live = "live" in values
-    for name in _OF_LIVE:
+    for name in (*PEERS, *_OF_LIVE):
         if name in values and not live:
             raise ConfigError(
                 f"--{name.replace('_', '-')} has no effect without --live: mock engines load and start nothing"
@@ -103,8 +115,9 @@ def _check(values: Values, config: Config) -> None:
         raise ConfigError(
             "--live: which weights? give --checkpoint DIR (with --attach or --discovery, --tokenizer DIR is enough)"
         )
-    if "peer_listen" in values and "peers" not in values:
-        raise ConfigError("--peer-listen has no effect without --peers: nobody is told of it")
+    for name in PEERS:
+        if name in values and "peers" not in values:
+            raise ConfigError(f"--{name.replace('_', '-')} has no effect without --peers: nobody is told of it")
     _check_shadow(values)
     found = "discovery" in values or len(pairs_of(values, "attach")) >= len(config.workers)
     if live and "checkpoint" not in values and not found:
@@ -116,9 +129,8 @@ def _check(values: Values, config: Config) -> None:
         return
     if config.trace.path is not None:
         print("note: the trace of the configuration is not played: clients bring the demand", file=sys.stderr)
-    for text in config.no_effect:
-        if not (live and ".on_cpu " in text):
-            print(f"note: without effect: {text}", file=sys.stderr)
+    for text in no_effect_live(config, live):
+        print(f"note: without effect: {text}", file=sys.stderr)
 
 
 def _check_shadow(values: Values) -> None:
@@ -181,10 +193,9 @@ def _host(values: Values, config: Config, name: str, tokens: tuple[int, int]) ->
         attached={group: tuple(urls) for group, urls in attached.items()},
         discovery=values.get("discovery"),
         fingerprint=fingerprint_of(Path(values.get("tokenizer", values.get("checkpoint", ".")))),
-        peering=peering(values["peers"], values.get("peer_listen")) if "peers" in values else None,
+        peering=peering(values["peers"], *map(values.get, PEERS)) if "peers" in values else None,
         logs=Path(values["logs"]).absolute() if "logs" in values else None,
         record=Path(values["record"]) if "record" in values else None,
-        lease_s=whole_of(values, "lease", 30),
         tokens=tokens,
         tiers=tiers_of(values),
     )
@@ -199,26 +210,24 @@ def _abilities(config: Config) -> frozenset[Ability]:
     return frozenset(set.intersection(*found))
 
 
-def _settings(values: Values, abilities: frozenset[Ability]) -> Settings:
-    from executors.frontend.settings import Access, Deadlines, Settings, Tls
+def _settings(values: Values, config: Config, served_as: str) -> Settings:
+    from executors.frontend.settings import Settings, Tls
 
-    usual = Settings()
+    usual = Settings.of(config, served_as)
     if ("tls_cert" in values) != ("tls_key" in values):
         raise ConfigError("--tls-cert and --tls-key go together")
     tls = Tls(cert=Path(values["tls_cert"]), key=Path(values["tls_key"])) if "tls_cert" in values else None
-    return Settings(
+    return replace(
+        usual,
         host=values.get("host", usual.host),
         port=whole_of(values, "port", usual.port),
         admin_port=whole_of(values, "admin_port", 0) if "admin_port" in values else None,
         kserve_port=whole_of(values, "kserve_grpc_port", 0) if "kserve_grpc_port" in values else None,
         tls=tls,
-        abilities=abilities,
+        abilities=_abilities(config) if "live" in values else frozenset(),
         debug="debug_endpoints" in values,
-        deadlines=Deadlines(
-            grace_s=whole_of(values, "grace", int(usual.deadlines.grace_s)),
-            drain_s=whole_of(values, "drain", int(usual.deadlines.drain_s)),
-        ),
-        access=Access(
+        access=replace(
+            usual.access,
             keys_file=Path(values["api_keys"]) if "api_keys" in values else None,
             require_auth="require_auth" in values,
         ),
@@ -228,14 +237,14 @@ def _settings(values: Values, abilities: frozenset[Ability]) -> Settings:
 def _plan(config: Config, host: Host) -> int:
     """What would be started here, one shell line for each worker."""
     from executors.assemble import live_config
-    from executors.starter import HostStarter
+    from executors.starter import HostStarter, Terms
 
     served, notices = live_config(config, host)
     for notice in notices:
         print(f"note: {notice}", file=sys.stderr)
     started = served.workers if host.discovery is None else ()
     groups = {group.name: group for group in started if group.name not in host.attached}
-    starter = HostStarter(groups, host.model, host.pythons, lambda: 0.0, host.logs, host.lease_s, tiers=host.tiers)
+    starter = HostStarter(groups, host.model, host.pythons, lambda: 0.0, host.logs, Terms.of(served), tiers=host.tiers)
     for planned in starter.plan():
         print(planned.text())
     for group, urls in host.attached.items():

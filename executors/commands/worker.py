@@ -11,7 +11,7 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from executors.commands.lines import check_packages, pythons, tiers_of, whole_of
+from executors.commands.lines import check_packages, flags_of, pythons, tiers_of, whole_of
 from twin.commands.replay_line import Option, Values
 from twin.commands.typed import command_of
 from twin.errors import ConfigError, Exit
@@ -33,11 +33,11 @@ OPTIONS = (
     Option("--name", "NAME", "What their names begin with; otherwise host and process number."),
     Option("--python", "ENGINE=PATH", "Interpreter of the environment that an engine is in.", many=True),
     Option("--logs", "DIR", "Folder for the logs of engines; otherwise a temporary one."),
-    Option("--lease", "S", "Seconds that a prefill worker keeps KV that nobody fetched (30)."),
+    Option("--lease", "S", "Seconds that a prefill worker keeps KV that nobody fetched (disaggregation.lease_s)."),
     Option("--kv-disk", "DIR", "Folder for their disk tier (workers.kvbm); each has one of its own in it."),
     Option("--kv-objects", "URL", "Their remote tier: s3://BUCKET[/PREFIX][?endpoint=URL&region=NAME]."),
-    Option("--grace", "S", "Seconds after a signal until engines are told to end (2)."),
-    Option("--drain", "S", "Seconds that open requests may then take (300)."),
+    Option("--grace", "S", "Seconds after a signal until engines are told to end (resilience.grace_s)."),
+    Option("--drain", "S", "Seconds that open requests may then take (resilience.drain_timeout_s)."),
     Option("--quiet", "", "Lines for scripts on stdout.", short="-q"),
 )
 
@@ -55,10 +55,10 @@ def run(values: Values) -> int:
             f"--discovery {values['discovery']}: a file of workers is kept by people; start the engines with "
             "twin serve --plan's lines, or use a folder or etcd"
         )
-    config = load(Path(values["config"]), {}, (*values.get("set", ()), "allow_no_effect=true"))
+    config = load(Path(values["config"]), flags_of(values), (*values.get("set", ()), "allow_no_effect=true"))
     group = _group(values, config)
     _check_host(values.get("host", "127.0.0.1"))
-    return asyncio.run(_run(values, group))
+    return asyncio.run(_run(values, config, group))
 
 
 worker = command_of(run, OPTIONS, "Run the workers of a group on this host, for frontends elsewhere.")
@@ -85,22 +85,21 @@ def _check_host(host: str) -> None:
         raise ConfigError(f"--host {host}: frontends cannot reach that; give an address of this host that they can")
 
 
-async def _run(values: Values, group: WorkerGroup) -> int:
+async def _run(values: Values, config: Config, group: WorkerGroup) -> int:
     from executors.discovery import open_discovery
     from executors.discovery.record import fingerprint_of
     from executors.hosting import Self, Terms, WorkerHost
     from executors.starter import HostStarter, Model
+    from executors.starter import Terms as StartTerms
 
     checkpoint = Path(values["checkpoint"]).resolve()
-    drain_s = whole_of(values, "drain", 300)
     starter = HostStarter(
         {group.name: group},
         Model(checkpoint=str(checkpoint), served_as=values.get("served_as", checkpoint.name)),
         pythons(values),
         asyncio.get_running_loop().time,
         Path(values["logs"]).absolute() if "logs" in values else None,
-        whole_of(values, "lease", 30),
-        drain_s,
+        StartTerms.of(config),
         values.get("host", "127.0.0.1"),
         shared=True,
         tiers=tiers_of(values),
@@ -111,7 +110,7 @@ async def _run(values: Values, group: WorkerGroup) -> int:
         host=here,
         fingerprint=fingerprint_of(checkpoint),
     )
-    terms = Terms(grace_s=whole_of(values, "grace", 2), drain_s=drain_s)
+    terms = Terms.of(config)
     quiet = "quiet" in values
     host = WorkerHost(
         starter, group.name, open_discovery(values["discovery"]), own, terms, lambda record: _tell(record, quiet)

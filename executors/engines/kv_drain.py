@@ -36,7 +36,17 @@ class KvDrain(KvTeller):
         self._every_s = every_s
         self._expected: dict[int, int] = {}
         self._widest = 0
+        self._read_once = asyncio.Event()
         self._task = asyncio.create_task(self._run(), name="kv events of a trtllm server")
+
+    async def stands(self, deadline_s: float) -> None:
+        """Returns when the list has been read once: what comes later waits in it."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._read_once.wait()
+        except TimeoutError:
+            said = self._why_not.get(next(iter(self.books)))
+            raise EngineError(f"its KV events cannot be read: {said or f'no answer in {deadline_s:g} s'}") from None
 
     async def close(self) -> None:
         """Stop asking. May be called twice."""
@@ -51,6 +61,7 @@ class KvDrain(KvTeller):
                 for event in await self._read():
                     self._take(event)
                 self.heard()
+                self._read_once.set()
             except EngineError as error:
                 why_not = str(error)
             for books in self.books.values():

@@ -1,8 +1,9 @@
 """Follows the KV events of one rank over ZMQ: in order, each batch once, from the first one on.
 
 A publisher numbers its batches from 0, and whoever listens later has missed some without any sign. So a follower
-connects first and has everything from 0 repeated then, has every gap repeated as it finds it, and asks for what it may
-have missed whenever it hears nothing. What cannot be repeated is lost: the books are void from then on, and say so.
+connects first and has everything from 0 repeated once it has met the publisher, has every gap repeated as it finds it,
+and asks for what it may have missed whenever it hears nothing. What cannot be repeated is lost: the books are void from
+then on, and say so.
 Events hold the token ids of prompts: they are never logged, and endpoints must be loopback, ipc or a private network.
 """
 
@@ -71,6 +72,9 @@ class KvStream:
         self._expected = 0
         self._sent_s = float("-inf")  # of the last batch, by the engine's clock
         self._context = zmq.asyncio.Context.instance()  # never ended: that would keep the loop waiting
+        self._met = asyncio.Event()  # the publisher and we
+        self._asked = asyncio.Event()  # for what came before
+        self._cannot: EngineError | None = None
         self._task = asyncio.create_task(self._run(), name=f"kv events of {books.rank}")
 
     async def close(self) -> None:
@@ -79,15 +83,29 @@ class KvStream:
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
 
+    async def stands(self, deadline_s: float) -> None:
+        """Returns when publisher and follower have met, and it is asked for its first batches. Raises EngineError."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._asked.wait()
+                await self._met.wait()
+        except TimeoutError:
+            raise EngineError(
+                f"nobody publishes KV events at {self.source.endpoint} within {deadline_s:g} s; is the engine told to?"
+            ) from None
+        if self._cannot is not None:
+            raise self._cannot
+
     def _listen(self) -> zmq.asyncio.Socket:
         socket = self._context.socket(zmq.SUB)
         socket.setsockopt(zmq.LINGER, 0)  # a subscription that nobody took must not keep us
         socket.setsockopt(zmq.RCVHWM, _HIGH_WATER)
         socket.setsockopt_string(zmq.SUBSCRIBE, self.source.topic)
+        self._meeting = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         try:
             (socket.bind if self.source.bind else socket.connect)(self.source.endpoint)
         except zmq.ZMQError as error:
-            socket.close(linger=0)
+            self._close(socket)
             raise EngineError(f"cannot listen for KV events at {self.source.endpoint}: {error}") from error
         return socket
 
@@ -95,9 +113,15 @@ class KvStream:
         try:
             socket = self._listen()
         except EngineError as error:
+            self._cannot = error
+            self._met.set()
+            self._asked.set()
             self._teller.knows(self.books, str(error))
             return
+        meeting = asyncio.create_task(self._meet())
         try:
+            if not self.source.bind:  # what is published once we have met reaches us; the rest is asked for then
+                await asyncio.wait({meeting}, timeout=self.source.replay_s)
             await self._ask_again()
             while True:
                 if await socket.poll(1000 * self.source.quiet_s):
@@ -105,11 +129,22 @@ class KvStream:
                 else:
                     await self._ask_again()
         finally:
-            socket.close()
+            meeting.cancel()
+            await asyncio.gather(meeting, return_exceptions=True)
+            self._close(socket)
+
+    async def _meet(self) -> None:
+        await self._meeting.recv_multipart()
+        self._met.set()
+
+    def _close(self, socket: zmq.asyncio.Socket) -> None:
+        socket.disable_monitor()
+        self._meeting.close(linger=0)
+        socket.close(linger=0)
 
     async def _ask_again(self) -> None:
         """Take what may have been missed; who waits for the books learns whether they can be trusted."""
-        if self.source.replay is None or await self._catch_up():
+        if await self._catch_up() or self.source.replay is None:
             self._teller.knows(self.books)
         else:
             where, limit_s = self.source.replay, self.source.replay_s
@@ -119,7 +154,8 @@ class KvStream:
 
     async def _hear(self, frames: Sequence[bytes]) -> None:
         """A message as it was published."""
-        self._teller.heard()
+        if self.source.replay is not None:
+            self._teller.heard()
         number, news = self._read(frames)
         if news is None:
             return
@@ -155,12 +191,14 @@ class KvStream:
     async def _repeated(self, first: int) -> AsyncGenerator[Sequence[bytes]]:
         """Messages from that number on and the end mark; ends without it when the publisher falls silent."""
         if self.source.replay is None:
+            self._asked.set()
             return
         socket = self._context.socket(zmq.DEALER)
         socket.setsockopt(zmq.LINGER, 0)
         try:
             socket.connect(self.source.replay)
             await socket.send_multipart([b"", first.to_bytes(_NUMBER_BYTES, "big")])
+            self._asked.set()
             while await socket.poll(1000 * self.source.replay_s):
                 yield await socket.recv_multipart()
         finally:
@@ -210,6 +248,9 @@ class KvStreams(KvTeller):
         """Begin to listen."""
         super().__init__(books, post, now)
         self.streams = [KvStream(sources[rank], one, self) for rank, one in self.books.items()]
+
+    async def stands(self, deadline_s: float) -> None:
+        await asyncio.gather(*(one.stands(deadline_s) for one in self.streams))
 
     async def close(self) -> None:
         for one in self.streams:

@@ -23,8 +23,7 @@ class KvTeller:
     def __init__(self, books: Sequence[KvBooks], post: Callable[[Event], None], now: Callable[[], float]) -> None:
         self.books = {one.rank.dp_rank: one for one in books}
         self.now = now
-        self.heard_s: float | None = None
-        """When the engine last said anything of its blocks."""
+        self.heard_s: float | None = None  # as protocol.KvFollower says
         self._post = post
         self._why_not: dict[int, str | None] = {}  # of ranks that are known about
         self._asked: list[RequestIndexReplay | RequestIndexDump] = []

@@ -21,7 +21,7 @@ from policies.cluster.ids import Leg, LossCause, Role, WorkerId
 from policies.errors import CapabilityError
 from twin.engine.build import build_engine
 from twin.engine.plan import Outcome, StepPlan
-from twin.engine.sequence import Sequence
+from twin.engine.sequence import Phase, Sequence
 from twin.engine.settings import EngineSettings
 from twin.engine.ticks import instant
 from twin.perf.protocol import LatencyModel
@@ -342,8 +342,6 @@ class MockEngine:
 
 
 def _is_done(seq: Sequence) -> bool:
-    from twin.engine.sequence import Phase
-
     return seq.phase in (Phase.DONE, Phase.HELD)
 
 

@@ -229,6 +229,17 @@ class Engine(Protocol):
 class KvFollower(Protocol):
     """Follows what all ranks of a worker say of their blocks, and posts what it hears."""
 
+    @property
+    def heard_s(self) -> float | None:
+        """When the worker last said anything of its blocks, by the world's clock; None while it has not, or where its
+        silence means nothing for nobody can ask."""
+        ...
+
+    async def stands(self, deadline_s: float) -> None:
+        """Returns when it listens to every rank and has asked for what came before. Raises EngineError where that takes
+        longer than `deadline_s`, or cannot be."""
+        ...
+
     def ask(self, action: RequestIndexReplay | RequestIndexDump) -> None:
         """What a rank holds, or that nobody knows it, is posted as soon as it is known."""
         ...

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import aiohttp
 
+from executors.deadlines import USUAL, Deadlines
 from executors.engines.protocol import Ability, Facts, LegFailed, LegRequest, Load, Moves, Piece
 from executors.process import EngineProcess
 from policies.cluster.ids import LossCause, Role
@@ -28,17 +29,6 @@ _POLL_S = 0.25
 _REASON_CHARS = 200
 _NO_ROOM = (429, 503)
 """Statuses that ask to come again, not to change the request."""
-
-
-@frozen
-class Deadlines:
-    """How long an engine may take, in seconds: to take a connection, to the first token of a leg, from each piece of an
-    answer to the next, and for anything else. Ours: longer than a full queue takes, shorter than clients wait."""
-
-    connect_s: float = 5.0
-    first_token_s: float = 120.0
-    token_s: float = 60.0
-    control_s: float = 5.0
 
 
 @frozen
@@ -63,9 +53,9 @@ class Remote:
     kind = ""
     health_path = "/health"
 
-    def __init__(self, at: Attached, deadlines: Deadlines | None = None, now: Now = None) -> None:
+    def __init__(self, at: Attached, deadlines: Deadlines = USUAL, now: Now = None) -> None:
         self.at = at
-        self.deadlines = deadlines or Deadlines()
+        self.deadlines = deadlines
         self.facts: Facts | None = None
         self._now = now
         self._session: aiohttp.ClientSession | None = None
@@ -239,7 +229,7 @@ class Remote:
                     if isinstance(event, dict) and event.get("error"):
                         raise self._refusal(*_error(event["error"]))
                     yield event
-                    limit_s, what = self.deadlines.token_s, "no further token"
+                    limit_s, what = self.deadlines.between_tokens_s, "no further token"
                     async with asyncio.timeout(limit_s):
                         data = await anext(lines, None)
         except TimeoutError as error:
@@ -251,8 +241,8 @@ class Remote:
 
     # ------------------------------------------------------------ how a leg fails
 
-    def _late(self, error: TimeoutError, limit_s: float, what: str) -> LegFailed:
-        if isinstance(error, aiohttp.ConnectionTimeoutError):
+    def _late(self, error: TimeoutError, limit_s: float | None, what: str) -> LegFailed:
+        if limit_s is None or isinstance(error, aiohttp.ConnectionTimeoutError):
             limit_s = self.deadlines.connect_s
             return LegFailed(LossCause.CONNECT_TIMEOUT, f"{self.at.name}: no connection in {limit_s:g} s")
         return LegFailed(LossCause.RESPONSE_TIMEOUT, f"{self.at.name}: {what} in {limit_s:g} s")

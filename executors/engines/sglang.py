@@ -15,11 +15,12 @@ from contextlib import aclosing
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from executors.deadlines import USUAL, Deadlines
 from executors.engines.completions import sampling_body
 from executors.engines.kv_books import KvBooks
 from executors.engines.kv_follow import KvSource, KvStreams
 from executors.engines.protocol import Ability, Facts, LegFailed, LegRequest, Load, Logprob, Moves, Piece, Sampling
-from executors.engines.remote import Attached, Deadlines, Now, Remote
+from executors.engines.remote import Attached, Now, Remote
 from policies.cluster.events import Event
 from policies.cluster.ids import Leg, RankId, WorkerId
 from policies.errors import CapabilityError, EngineError
@@ -48,7 +49,7 @@ class Sglang(Remote):
         }
     )
 
-    def __init__(self, at: Attached, deadlines: Deadlines | None = None, now: Now = None) -> None:
+    def __init__(self, at: Attached, deadlines: Deadlines = USUAL, now: Now = None) -> None:
         super().__init__(at, deadlines, now)
         self._server: Mapping[str, Any] = {}
         self._followed: KvStreams | None = None

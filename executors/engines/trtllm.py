@@ -11,11 +11,12 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any, Final
 
+from executors.deadlines import USUAL, Deadlines
 from executors.engines.completions import cached_tokens, completion_body, prefill_body, read_prefill, read_stream
 from executors.engines.kv_books import KvBooks
 from executors.engines.kv_drain import KvDrain
 from executors.engines.protocol import Ability, Facts, LegFailed, LegRequest, Load, Moves, Piece
-from executors.engines.remote import Attached, Deadlines, Now, Remote
+from executors.engines.remote import Attached, Now, Remote
 from policies.cluster.events import Event
 from policies.cluster.ids import Leg, LossCause, RankId, WorkerId
 from policies.errors import EngineError
@@ -48,7 +49,7 @@ class Trtllm(Remote):
     moves = Moves.AFTER
     abilities: Final = frozenset({Ability.SPLIT, Ability.TIERS, Ability.GRAMMAR})
 
-    def __init__(self, at: Attached, started: Started, deadlines: Deadlines | None = None, now: Now = None) -> None:
+    def __init__(self, at: Attached, started: Started, deadlines: Deadlines = USUAL, now: Now = None) -> None:
         super().__init__(at, deadlines, now)
         self.started = started
         self._followed: KvDrain | None = None

@@ -12,6 +12,7 @@ from contextlib import aclosing
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from executors.deadlines import USUAL, Deadlines
 from executors.engines.completions import (
     cached_tokens,
     completion_body,
@@ -23,7 +24,7 @@ from executors.engines.kv_books import KvBooks
 from executors.engines.kv_follow import KvSource, KvStreams
 from executors.engines.metrics import Page
 from executors.engines.protocol import Ability, Facts, LegFailed, LegRequest, Load, Moves, Piece
-from executors.engines.remote import Attached, Deadlines, Now, Remote
+from executors.engines.remote import Attached, Now, Remote
 from policies.cluster.events import Event
 from policies.cluster.ids import Leg, LossCause, RankId, Role, WorkerId
 from policies.errors import EngineError
@@ -44,7 +45,7 @@ class Vllm(Remote):
     kind = "vllm"
     moves = Moves.AFTER
 
-    def __init__(self, at: Attached, deadlines: Deadlines | None = None, now: Now = None) -> None:
+    def __init__(self, at: Attached, deadlines: Deadlines = USUAL, now: Now = None) -> None:
         super().__init__(at, deadlines, now)
         self._aborts = False
         self._steps: float | None = None

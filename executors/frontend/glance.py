@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final, Protocol, cast
 
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from executors.backend import Backend, WorkerGlance
+from executors.frontend.metrics import OURS
 from executors.shadow.figures import Glance as Shadow
 
 FACTS: Final = (
@@ -24,6 +25,11 @@ class Hooks(Protocol):
         """By model: those of `FACTS` that are known."""
         ...
 
+    def peer_counts(self) -> Mapping[str, int]:
+        """Of a router that shares bookings: messages by what became of them, `unknown` steps, `others` that are known;
+        empty where there are no peers."""
+        ...
+
     def predicted(self) -> Mapping[str, object]:
         """What the twin expects of now, for the dashboard: by name ("ttft_ms", "itl_ms", ...) a list of [s, value]."""
         ...
@@ -35,6 +41,10 @@ class Hooks(Protocol):
 
 def model_facts(backend: Backend) -> Mapping[str, Mapping[str, float]]:
     return cast(Hooks, backend).model_facts() if hasattr(backend, "model_facts") else {}
+
+
+def peer_counts(backend: Backend) -> Mapping[str, int]:
+    return cast(Hooks, backend).peer_counts() if hasattr(backend, "peer_counts") else {}
 
 
 def predicted(backend: Backend) -> Mapping[str, object]:
@@ -59,6 +69,7 @@ class Glance(Collector):
     def collect(self) -> Iterator[Metric]:
         yield from self._of_models()
         yield from self._of_workers()
+        yield from self._of_peers()
 
     def _of_models(self) -> Iterator[Metric]:
         serving = self._backend.serving()
@@ -94,6 +105,19 @@ class Glance(Collector):
                 if value is not None and worker.state != "starting":  # it has no id yet
                     gauge.add_metric((str(worker.worker_id), "0"), value)
             yield gauge
+
+    def _of_peers(self) -> Iterator[Metric]:
+        counts = peer_counts(self._backend)
+        if not counts:
+            return
+        yield GaugeMetricFamily(f"{OURS}_peers", "Other routers that are known.", value=counts["others"])
+        what = "Messages of routers to each other."
+        messages = CounterMetricFamily(f"{OURS}_peer_messages", what, labels=("result",))
+        for result in ("sent", "heard", "lost", "refused", "damaged"):
+            messages.add_metric((result,), counts[result])
+        yield messages
+        what = "What they said of workers that are not known here."
+        yield CounterMetricFamily(f"{OURS}_peer_unknown_steps", what, value=counts["unknown"])
 
     def _gauge(self, name: str, text: str, labels: tuple[str, ...]) -> GaugeMetricFamily:
         return GaugeMetricFamily(f"{self._prefix}_{name}", text, labels=labels)

@@ -1,4 +1,7 @@
-"""What an operator may set of the frontend, with the defaults of its contract. Times are seconds, sizes bytes."""
+"""What an operator may set of the frontend: `[live.frontend]` of the configuration, and what is of one host alone.
+
+Times are seconds, sizes bytes. Defaults are those of the configuration.
+"""
 
 from __future__ import annotations
 
@@ -6,69 +9,38 @@ import ipaddress
 from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final
 
 from executors.engines.protocol import Ability
 from policies.errors import ConfigError
 from policies.frozen import frozen
+from twin.config import Config, ResilienceConfig
+from twin.config_lists import name_pairs
+from twin.config_live import MAX_STOPS, FrontendAccess, FrontendConfig, FrontendDeadlines
+from twin.config_live import FrontendLimits as Limits
+from twin.config_schema import keys_of
 
-MAX_STOPS: Final = 32
-"""What vLLM and Dynamo take; OpenAI takes 4."""
+__all__ = ("Access", "Deadlines", "Limits", "Settings", "Tls", "is_loopback")
 
-
-@frozen
-class Limits:
-    """How much one client may ask, say or hold open."""
-
-    body_bytes: int = 16 * 1024 * 1024
-    json_depth: int = 64
-    messages: int = 10_000
-    string_chars: int = 1_000_000
-    headers: int = 100
-    header_bytes: int = 16 * 1024
-    prompts: int = 128
-    n: int = 4
-    stops: int = 4
-    connections: int = 4096
-    connections_per_address: int = 512
-    in_flight: int = 1024
-    tokenizer_threads: int = 2
-    queued_chunks: int = 256
+_USUAL: Final = FrontendConfig()
 
 
 @frozen
-class Deadlines:
-    """How long anything may take. `total_s` and `first_token_s` count from arrival (None: no such limit)."""
+class Deadlines(FrontendDeadlines):
+    """Those of the configuration; `grace_s` and `drain_s` are of a stop: in which new requests are still taken, and in
+    which open ones may then end."""
 
-    header_s: float = 5.0
-    body_s: float = 10.0
-    body_bytes_per_s: float = 1024.0
-    idle_s: float = 75.0
-    stall_s: float = 30.0
-    keep_alive_s: float = 15.0
-    total_s: float | None = None
-    first_token_s: float | None = None
-    grace_s: float = 5.0
-    drain_s: float = 900.0
+    grace_s: float = ResilienceConfig().grace_s
+    drain_s: float = ResilienceConfig().drain_timeout_s
 
 
 @frozen
-class Access:
-    """Who may ask. `keys_file`: one key a line, then its name and its role (user, trusted, admin) if wanted.
-
-    Without keys everybody is an admin where only this machine can connect, and a user elsewhere. `requests_per_s` and
-    `tokens_per_min` are buckets of each key (None: no limit).
-    """
+class Access(FrontendAccess):
+    """Those of the configuration, and `keys_file`: one key a line, then its name and its role (user, trusted, admin) if
+    wanted. Without keys everybody is an admin where only this machine can connect, and a user elsewhere."""
 
     keys_file: Path | None = None
     require_auth: bool = False
-    metrics_open: bool = True
-    untrusted_pins: Literal["refuse", "ignore"] = "refuse"
-    tenant_isolation: Literal["none", "key"] = "none"
-    requests_per_s: float | None = None
-    tokens_per_min: float | None = None
-    allowed_hosts: tuple[str, ...] = ()
-    cors_origins: tuple[str, ...] = ()
 
 
 @frozen
@@ -94,13 +66,13 @@ class Settings:
     aliases: Mapping[str, str] = field(default_factory=dict)
     loras: Mapping[str, str] = field(default_factory=dict)
     abilities: frozenset[Ability] = frozenset()
-    anthropic: bool = True
+    anthropic: bool = _USUAL.anthropic
     debug: bool = False
-    allow_unknown: bool = False
-    overload_status: Literal[429, 503, 529] = 529
-    retry_after_s: float = 1.0
-    metrics_prefix: str = "dynamo_frontend"
-    bucket_profile: Literal["superset", "dynamo"] = "superset"
+    allow_unknown: bool = _USUAL.allow_unknown
+    overload_status: int = _USUAL.overload_status
+    retry_after_s: float = _USUAL.retry_after_s
+    metrics_prefix: str = _USUAL.metrics_prefix
+    bucket_profile: str = _USUAL.bucket_profile
     limits: Limits = field(default_factory=Limits)
     deadlines: Deadlines = field(default_factory=Deadlines)
     access: Access = field(default_factory=Access)
@@ -113,6 +85,34 @@ class Settings:
         if self.access.require_auth and self.access.keys_file is None:
             raise ConfigError("require_auth is set without a keys_file; name a file of API keys")
 
+    @classmethod
+    def of(cls, config: Config, served_as: str) -> Settings:
+        """Those of a configuration, in front of a model by that name. Raises ConfigError for another name of a model
+        that is not there."""
+        table, resilience = config.live.frontend, config.resilience
+        names = {"aliases": _names(config, "aliases"), "loras": _names(config, "loras")}
+        known = {served_as, *names["loras"]}
+        for key, name, meant in ((key, *pair) for key, pairs in names.items() for pair in pairs.items()):
+            if meant not in (known if key == "aliases" else {served_as}):
+                where = f"{config.origins.get(f'live.frontend.{key}', 'given')}: live.frontend.{key}"
+                raise ConfigError(f'{where}: "{name}={meant}": {meant} is not served here; {served_as} is')
+        deadlines = Deadlines(
+            **_values(table.deadlines), grace_s=resilience.grace_s, drain_s=resilience.drain_timeout_s
+        )
+        return cls(
+            aliases=names["aliases"],
+            loras=names["loras"],
+            anthropic=table.anthropic,
+            allow_unknown=table.allow_unknown,
+            overload_status=table.overload_status,
+            retry_after_s=table.retry_after_s,
+            metrics_prefix=table.metrics_prefix,
+            bucket_profile=table.bucket_profile,
+            limits=table.limits,
+            deadlines=deadlines,
+            access=Access(**_values(table.access)),
+        )
+
     @property
     def on_loopback(self) -> bool:
         return is_loopback(self.host)
@@ -124,3 +124,11 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _names(config: Config, key: str) -> dict[str, str]:
+    return name_pairs(getattr(config.live.frontend, key), f"live.frontend.{key}")
+
+
+def _values(table: object) -> dict[str, Any]:
+    return {entry.name: getattr(table, entry.name) for entry in keys_of(type(table))}

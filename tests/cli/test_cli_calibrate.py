@@ -73,7 +73,6 @@ def test_steps_of_a_run_give_its_own_step_times_back(twin, root: Path, tmp_path:
         (["--from", "table", "RUNS"], "nowhere to write: give --out FILE, or --check OLD"),
         (["--from", "table", "RUNS", "--check", "none.toml"], "--check none.toml: there is no such file"),
         (["--from", "table", "RUNS", "--out", "o.toml", "--columns", "ttft=tpot_ms:ms:p99"], "is a p99"),
-        (["--live", "http://host:8000"], "probing a server is not there yet"),
     ],
 )
 def test_bad_input_costs_one_line(twin, runs: Path, args: list[str], words: str) -> None:

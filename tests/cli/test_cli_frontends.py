@@ -179,7 +179,7 @@ def test_twin_worker_serves_a_frontend_until_it_is_told_to_end(tmp_path: Path) -
         (("--discovery", "store", "--group", "none"), "--group none: there is no such group; there are pool"),
         (("--discovery", "nowhere"), "nowhere is no folder; make it where all hosts see it"),
         (("--discovery", "store", "--host", "0.0.0.0"), "frontends cannot reach that"),
-        (("--discovery", "store", "--drain", "-1"), "--drain -1: must be a whole number"),
+        (("--discovery", "store", "--drain", "-1"), '--drain: resilience.drain_timeout_s = "-1": must be 0 or more'),
     ],
 )
 def test_a_line_of_twin_worker_that_means_nothing_is_refused(twin, line: tuple[str, ...], text: str, tmp_path) -> None:
@@ -197,6 +197,7 @@ def test_a_line_of_twin_worker_that_means_nothing_is_refused(twin, line: tuple[s
         (("--discovery", "x"), "--discovery has no effect without --live"),
         (("--peers", "x"), "--peers has no effect without --live"),
         (("--live", "--tokenizer", "x", "--peer-listen", "h:1"), "--peer-listen has no effect without --peers"),
+        (("--live", "--tokenizer", "x", "--peer-key", "k"), "--peer-key has no effect without --peers"),
         (("--live", "--tokenizer", "x"), "say where workers are: --discovery PLACE"),
     ],
 )

@@ -15,8 +15,9 @@ from short_trace import cut_bundled_trace
 
 from policies.router.build import MODES
 from policies.router.refusals import REFUSALS
-from twin.config import AffinityConfig, BusyConfig, QueueConfig, RouterConfig, keys_of
+from twin.config import AffinityConfig, BusyConfig, QueueConfig, RouterConfig
 from twin.config_read import load
+from twin.config_schema import keys_of
 
 
 def text_of(root: Path) -> str:

@@ -69,9 +69,10 @@ def served(tmp_path: Path, *more: str) -> Iterator[tuple[subprocess.Popen[str], 
 
 def test_the_openai_client_reads_streams_and_the_record_replays_to_the_same_orders(tmp_path: Path) -> None:
     record = tmp_path / "run"
-    with served(tmp_path, "--record", str(record)) as (process, address):
+    alias = "live.frontend.aliases=small=llama-3.1-8b"
+    with served(tmp_path, "--record", str(record), "--set", alias, "--drain", "20") as (process, address):
         client = openai.OpenAI(base_url=f"{address}/v1", api_key="none")
-        assert [model.id for model in client.models.list()] == ["llama-3.1-8b"]
+        assert [model.id for model in client.models.list()] == ["llama-3.1-8b", "small"]
         texts = []
         for _ in range(2):
             stream = client.completions.create(
@@ -95,6 +96,8 @@ def test_the_openai_client_reads_streams_and_the_record_replays_to_the_same_orde
     assert list(requests.floats("output_tokens")) == [7.0, 7.0]
     assert json.loads((record / "report.json").read_text())["counts"]["completed"] == 2
     config = load(record / "config.toml")
+    assert config.live.frontend.aliases == ("small=llama-3.1-8b",)
+    assert config.resilience.drain_timeout_s == 20.0
     policies = [build_policy(config, 16), migration(config), *guards(config.resilience)]
     with (record / "journal.jsonl").open(encoding="utf-8") as lines:
         assert journal.replay(lines, policies) is None
@@ -194,6 +197,8 @@ def test_a_shadow_of_what_cannot_be_simulated_is_refused_before_anything_is_star
         (("--tokenizer", "nowhere"), "nowhere/tokenizer.json is missing"),
         (("--live", "--checkpoint", "nowhere"), "nowhere/tokenizer.json is missing"),
         (("--config", "nowhere.toml"), "nowhere.toml: cannot be read"),
+        (("--drain", "soon"), '--drain: resilience.drain_timeout_s = "soon": must be a number'),
+        (("--set", "live.frontend.aliases=gpt=x"), '"gpt=x": x is not served here; llama-3.1-70b is'),
     ],
 )
 def test_a_line_that_means_nothing_is_refused_in_one_line(line: tuple[str, ...], text: str) -> None:

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from kv_index import Asking
 
+from executors.deadlines import Deadlines
 from executors.engines.protocol import GREEDY, Ability, LegFailed, LegRequest, Piece, Sampling
-from executors.engines.remote import Attached, Deadlines
+from executors.engines.remote import Attached
 from executors.engines.vllm import Vllm
 from executors.process import group_members
 from policies.cluster.events import Event
@@ -27,7 +28,7 @@ from policies.router.chains.feed import FeedMode
 pytestmark = [pytest.mark.live, pytest.mark.shared]
 
 LIMIT_S = 240.0
-DEADLINES = Deadlines(connect_s=20, first_token_s=120, token_s=120, control_s=60)
+DEADLINES = Deadlines(connect_s=20, first_token_s=120, between_tokens_s=120, control_s=60)
 NAMES = iter(range(10**6))
 FIXED = Sampling(temperature=0.0, ignore_eos=True)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from twin.errors import CapabilityError, ConfigError, Exit
+from twin.errors import ConfigError, Exit
 
 if TYPE_CHECKING:
     from twin.calibrate.bands import Metrics
@@ -39,15 +39,12 @@ def calibrate(
         Path | None,
         typer.Option("--check", metavar="FILE", help="Old calibration file; exit 3 if a slice got worse by a tenth."),
     ] = None,
-    live: Annotated[
-        str | None, typer.Option("--live", metavar="URL", help="A server to probe; not there yet, and says so.")
-    ] = None,
     jobs: Annotated[int | None, typer.Option("--jobs", metavar="N", help="Processes; otherwise one per core.")] = None,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Seed of the drawn lengths.")] = 0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
 ) -> int:
     """Fit the roofline's coefficients to measured runs, and say how far off they are where nothing was measured."""
-    source = _checked(source, out, check, live)
+    source = _checked(source, out, check)
     if source[0] == LIVE:
         return _of_live(Path(source[1]), out, check, columns, jobs, seed, quiet=quiet)
     from twin.calibrate.study import study
@@ -86,13 +83,8 @@ def _of_live(
     return Exit.OK
 
 
-def _checked(source: tuple[str, str] | None, out: Path | None, check: Path | None, live: str | None) -> tuple[str, str]:
+def _checked(source: tuple[str, str] | None, out: Path | None, check: Path | None) -> tuple[str, str]:
     """What is to be fitted; refuses a line without that, or with nowhere for what comes of it."""
-    if live is not None:
-        raise CapabilityError(
-            f"--live {live}: probing a server is not there yet; record what it serves with twin serve --record, and "
-            f"give that run (--from live RUNDIR), or a table of a load generator (--from table FILE)"
-        )
     if source is None:
         raise ConfigError("nothing to fit: give --from table FILE, --from run RUNDIR, or --from live RUNDIR")
     if out is None and check is None:

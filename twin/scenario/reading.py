@@ -11,7 +11,7 @@ from pathlib import Path
 
 from policies.cluster.events import BusyThresholdsChanged, Threshold
 from policies.errors import CapabilityError, ConfigError
-from twin.config import LONGEST_S
+from twin.config_schema import LONGEST_S
 from twin.config_values import nearest
 from twin.scenario.kinds import CLIENTS, DETECTED, KINDS, LATER, WHEN
 from twin.scenario.model import ANY, COMPARISONS, DETECTIONS, METRICS, ROLES, TIERS, Expectation, Fault, Scenario
@@ -163,7 +163,8 @@ def _ms(table: Table, kind: str) -> float:
 def _changes(table: Table) -> tuple[Threshold, ...]:
     """Limits on load that are set, and those that are cleared: by `clear`, or by null where the file is JSON."""
     from policies.router.overload import BusySettings
-    from twin.config import BusyConfig, keys_of
+    from twin.config import BusyConfig
+    from twin.config_schema import keys_of
 
     given, cleared = table.limits("set"), table.names("clear") or ()
     changes = tuple(Threshold(name=name, limit=limit) for name, limit in (given | dict.fromkeys(cleared)).items())

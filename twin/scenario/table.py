@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from policies.errors import ConfigError
-from twin.config import LONGEST_S
+from twin.config_schema import LONGEST_S
 from twin.config_values import nearest
 from twin.scenario.model import ANY
 

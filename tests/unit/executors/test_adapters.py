@@ -14,8 +14,9 @@ import pytest
 from fake_engines import CACHED, MISDEEDS, FakeEngine, FakeSglang, FakeTrtllm, FakeVllm
 from fake_publisher import FakePublisher
 
+from executors.deadlines import Deadlines
 from executors.engines.protocol import GREEDY, Ability, Engine, LegFailed, LegRequest, Logprob, Piece, Sampling
-from executors.engines.remote import Attached, Deadlines, Remote
+from executors.engines.remote import Attached, Remote
 from executors.engines.sglang import Sglang
 from executors.engines.trtllm import Started, Trtllm
 from executors.engines.vllm import Vllm
@@ -26,8 +27,8 @@ from policies.cluster.kv_events import KvStored
 from policies.errors import CapabilityError, EngineError
 
 LIMIT_S = 20.0
-SHORT = Deadlines(connect_s=LIMIT_S, first_token_s=0.1, token_s=0.1, control_s=LIMIT_S)
-AMPLE = Deadlines(connect_s=LIMIT_S, first_token_s=LIMIT_S, token_s=LIMIT_S, control_s=LIMIT_S)
+SHORT = Deadlines(connect_s=LIMIT_S, first_token_s=0.1, between_tokens_s=0.1, control_s=LIMIT_S)
+AMPLE = Deadlines(connect_s=LIMIT_S, first_token_s=LIMIT_S, between_tokens_s=LIMIT_S, control_s=LIMIT_S)
 
 Made = tuple[FakeEngine, Callable[[Attached, Deadlines], Remote]]
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from executors.assemble import Host, live_config
-from executors.starter import Model
+from executors.commands.lines import no_effect_live
+from executors.starter import HostStarter, Model, Terms
 from twin.config_read import load
 
 
@@ -24,3 +25,51 @@ def test_requests_of_a_lost_worker_go_on_elsewhere_unless_the_configuration_says
     served, notices = live_config(config, host)
     assert served.resilience.migration_limit == limit
     assert any("migration_limit" in notice for notice in notices) == (not text)
+
+
+SPLIT = """
+[[workers]]
+name = "p"
+role = "prefill"
+[[workers]]
+name = "d"
+role = "decode"
+[disaggregation]
+lease_s = {lease_s}
+"""
+
+
+@pytest.mark.parametrize(
+    ("lease_s", "flag", "attached", "counts"),
+    [
+        (60, None, (), 60.0),
+        (60, None, ("d",), 60.0),
+        (60, None, ("p",), 30.0),
+        (20, None, ("p",), 20.0),
+        (60, 45, ("p",), 45.0),
+    ],
+)
+def test_the_lease_of_the_simulator_is_that_of_engines_and_foreign_ones_have_no_longer_one_than_usual(
+    tmp_path: Path, lease_s: int, flag: int | None, attached: tuple[str, ...], counts: float
+) -> None:
+    """What the engine does not keep must not be asked for: a longer lease here than there reads others' KV (C17)."""
+    file = tmp_path / "c.toml"
+    file.write_text(SPLIT.format(lease_s=lease_s), encoding="utf-8")
+    config = load(file, {"--lease": flag}, ("allow_no_effect=true",))
+    urls = dict.fromkeys(attached, ("http://127.0.0.1:1",))
+    host = Host(model=Model(checkpoint="", served_as="tiny"), pythons={}, attached=urls)
+    served, notices = live_config(config, host)
+    assert served.disaggregation.lease_s == counts
+    assert any("lease_s" in notice for notice in notices) == (counts not in (lease_s, flag))
+    planned = HostStarter(
+        {"p": served.workers[0]}, host.model, {"vllm": Path("python")}, lambda: 0.0, tmp_path, Terms.of(served)
+    ).plan()
+    assert f'"kv_lease_duration": {counts:g}' in planned[0].text()
+
+
+def test_what_a_simulation_without_faults_passes_over_is_no_note_where_serving_reads_it() -> None:
+    sets = ("allow_no_effect=true", "resilience.lease_ttl_s=3", "resilience.canary_idle_s=1")
+    config = load(None, {"--grace": 0, "--drain": "20"}, sets)
+    assert len(config.no_effect) == 4
+    (left,) = no_effect_live(config, live=True)
+    assert "resilience.lease_ttl_s has no effect" in left

@@ -15,10 +15,11 @@ from live_builders import First
 
 from executors.backend import Ask
 from executors.clock import WallClock
+from executors.deadlines import Deadlines
 from executors.discovery.folder import FolderDiscovery
 from executors.discovery.protocol import Registration
 from executors.discovery.record import WorkerRecord
-from executors.engines.remote import Attached, Deadlines
+from executors.engines.remote import Attached
 from executors.engines.vllm import Vllm
 from executors.joining import Expected, Joiner
 from executors.requests import Stream
@@ -32,7 +33,7 @@ from twin.config import EngineConfig, WorkerGroup
 
 LIMIT_S = 30.0
 LOOK_S = 0.02
-AMPLE = Deadlines(connect_s=LIMIT_S, first_token_s=LIMIT_S, token_s=LIMIT_S, control_s=LIMIT_S)
+AMPLE = Deadlines(connect_s=LIMIT_S, first_token_s=LIMIT_S, between_tokens_s=LIMIT_S, control_s=LIMIT_S)
 GROUPS = {"pool": WorkerGroup(name="pool", engine=EngineConfig(block_size=32))}
 
 
@@ -223,6 +224,23 @@ def test_a_worker_that_was_lost_joins_again_while_it_is_listed(tmp_path: Path) -
         worker = one.world.fleet.workers[up.worker_id]
         one.world.fleet.lose(worker, "no answer to 3 health checks in a row")
         assert (await one.next(WorkerUp)).worker_id != up.worker_id
+
+    played(tmp_path, play)
+
+
+def test_a_worker_that_is_attached_and_listed_counts_once(tmp_path: Path) -> None:
+    async def play(one: Found, server: FakeVllm) -> None:
+        url = server.url.replace("127.0.0.1", "localhost")
+        engine = Vllm(Attached(name="own", url=url, max_num_seqs=8), AMPLE, one.world.clock.now)
+        attached = await one.world.fleet.attach(engine, "own", "pool")
+        await one.register(server, incarnation=7)
+        assert await one.refused("w0") == "it is attached as own already, and counts once"
+        assert list(one.world.fleet.workers.values()) == [attached]
+        assert attached.incarnation == 7, "as frontends that discovered it call it"
+        one.world.fleet.lose(attached, "no answer to 3 health checks in a row")
+        assert (await one.next(WorkerUp)).name == "own"
+        assert (await one.next(WorkerUp)).name == "w0", "the store lists it still"
+        assert not one.joiner.refused
 
     played(tmp_path, play)
 

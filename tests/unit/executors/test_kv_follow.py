@@ -23,6 +23,7 @@ from policies.cluster.events import Event
 from policies.cluster.hashing import local_hashes
 from policies.cluster.ids import RankId
 from policies.cluster.kv_events import IndexDump, IndexRecoveryFailed, KvCleared, KvRefused, KvStored
+from policies.errors import EngineError
 from policies.router.chains.feed import FeedMode
 
 LIMIT_S = 20.0
@@ -107,6 +108,52 @@ def test_who_comes_late_has_the_beginning_repeated() -> None:
                 assert one.index.depth(HASHES) == 4
                 assert one.index.mode is FeedMode.LIVE
                 assert one.counts.repeated == 2
+
+    run(test())
+
+
+def test_it_stands_once_it_has_met_the_publisher_and_asked_for_the_beginning() -> None:
+    async def test() -> None:
+        async with FakePublisher() as publisher:
+            await publisher.publish(block(0))
+            one = Followed(publisher.source())
+            await one.streams.stands(LIMIT_S)
+            await publisher.subscribed()
+            await one.stored(0)
+            assert publisher.asked_from == [0]
+            await one.streams.close()
+
+    run(test())
+
+
+@pytest.mark.parametrize("replay", [None, "tcp://127.0.0.1:9"])
+def test_it_does_not_stand_where_nobody_publishes(replay: str | None) -> None:
+    async def test() -> None:
+        one = Followed(KvSource(endpoint="tcp://127.0.0.1:9", replay=replay, replay_s=0.05))
+        with pytest.raises(EngineError, match=r"nobody publishes KV events at tcp://127.0.0.1:9 within 0.2 s"):
+            await one.streams.stands(0.2)
+        await one.streams.close()
+
+    run(test())
+
+
+def test_it_does_not_stand_where_it_cannot_listen() -> None:
+    async def test() -> None:
+        one = Followed(KvSource(endpoint="tcp://127.0.0.1:none", replay=None))
+        with pytest.raises(EngineError, match="cannot listen for KV events"):
+            await one.streams.stands(LIMIT_S)
+        await one.streams.close()
+
+    run(test())
+
+
+def test_a_silent_publisher_that_nobody_can_ask_is_no_evidence() -> None:
+    async def test() -> None:
+        async with FakePublisher() as publisher:
+            for replay, heard_s in ((None, None), (publisher.source().replay, 0.0)):
+                async with followed(publisher, replay=replay) as one:
+                    await one.next(IndexDump)
+                    assert one.streams.heard_s == heard_s
 
     run(test())
 
@@ -323,6 +370,19 @@ def test_a_drained_list_is_followed_and_a_missing_number_is_void() -> None:
         assert kinds == ["KvStored", "KvStored", "KvCleared", "KvStored"]
         assert one.books.exact is False
         assert one.drain.device_blocks == 1
+        await one.drain.close()
+
+    run(test())
+
+
+def test_a_list_stands_when_it_was_read_once() -> None:
+    async def test() -> None:
+        one = Drained()
+        with pytest.raises(EngineError, match=r"cannot be read: no answer in 0.05 s"):
+            await one.drain.stands(0.05)
+        one.tell(0, 0)
+        await one.drain.stands(LIMIT_S)
+        assert one.posted.qsize() == 1
         await one.drain.close()
 
     run(test())

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from live_builders import First, Live, live, tokens_of
 
 from executors.backend import End
+from executors.deadlines import Deadlines
 from executors.engines.protocol import LegFailed
 from executors.leases import LeaseState, LeaseTerms
-from executors.legs import Limits
+from executors.live_worker import Upkeep
 from policies.cluster.actions import SetTimer
 from policies.cluster.events import RequestArrived, RequestInterrupted, TimerFired, WorkerLost
 from policies.cluster.ids import LossCause, RequestId, Role, WorkerId
@@ -115,6 +118,59 @@ def test_what_an_engine_refuses_is_rejected_with_its_reason() -> None:
     live(main, max_model_len=500)
 
 
+class Told:
+    """What a follower knows of its publisher's silence."""
+
+    def __init__(self, heard_s: Callable[[], float | None]) -> None:
+        self._heard_s = heard_s
+
+    @property
+    def heard_s(self) -> float | None:
+        return self._heard_s()
+
+    def ask(self, action: object) -> None: ...
+
+    async def stands(self, deadline_s: float) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("publisher", "first_token_s", "lost_s"),
+    [
+        ("hangs", 40.0, 30.0),
+        ("hangs", 10.0, 30.0),  # the request has gone elsewhere by then, and was never answered
+        ("tells", 40.0, None),
+        ("cannot be asked", 40.0, None),
+        ("answered", 40.0, None),
+    ],
+)
+def test_a_worker_is_lost_when_requests_and_kv_events_are_both_silent_though_it_looks_healthy(
+    publisher: str, first_token_s: float, lost_s: float | None
+) -> None:
+    """L9: the server in front of a hung engine answers for its health."""
+
+    async def main(it: Live) -> None:
+        fleet = it.world.fleet
+        fleet.upkeep = Upkeep(health_every_s=1.0, silent_s=30.0)
+        worker = fleet.workers[WorkerId(0)]
+        said = {"hangs": lambda: 0.0, "answered": lambda: 0.0, "tells": it.clock.now, "cannot be asked": lambda: None}
+        worker.follower = Told(said[publisher])
+        worker.tasks.append(it.world.spawn(fleet._look_after(worker)))
+        if publisher != "answered":
+            it.engines[0]._next = lambda: None  # type: ignore[method-assign]  # its next step never ends
+        stream = it.ask("a", 100, 5)
+        await tokens_of(stream)
+        await it.until(60.5)
+        lost = [event for event in it.log.events if isinstance(event, WorkerLost)]
+        assert [event.at_s for event in lost] == ([] if lost_s is None else [lost_s])
+        if lost:
+            assert lost[0].reason == "neither requests nor KV events were answered for 30 s"
+
+    policies = [First(), Migration(MigrationSettings(limit=0, max_seq_len=None))]
+    live(main, policies, deadlines=Deadlines(first_token_s=first_token_s))
+
+
 def test_an_engine_that_says_nothing_is_left_at_our_own_deadline() -> None:
     async def main(it: Live) -> None:
         it.engines[0]._next = lambda: None  # type: ignore[method-assign]  # its next step never ends
@@ -125,7 +181,9 @@ def test_an_engine_that_says_nothing_is_left_at_our_own_deadline() -> None:
         interrupted = next(event for event in it.log.events if isinstance(event, RequestInterrupted))
         assert interrupted.reason == "worker w0 did not make its first token within 3 s"
 
-    live(main, [First(), Migration(MigrationSettings(limit=0, max_seq_len=None))], limits=Limits(first_token_s=3.0))
+    live(
+        main, [First(), Migration(MigrationSettings(limit=0, max_seq_len=None))], deadlines=Deadlines(first_token_s=3.0)
+    )
 
 
 def test_a_requests_own_deadline_ends_it() -> None:
@@ -290,7 +348,7 @@ def test_a_loop_in_which_nothing_can_happen_says_so_instead_of_hanging() -> None
         await tokens_of(it.ask("a", 10, 1))
 
     with pytest.raises(EngineError, match="nothing is left to happen"):
-        live(main, limits=Limits(first_token_s=None, between_tokens_s=None))
+        live(main, deadlines=Deadlines(first_token_s=None, between_tokens_s=None))
 
 
 def test_a_refusal_for_want_of_room_interrupts_and_does_not_reject() -> None:
@@ -384,9 +442,14 @@ def test_the_deadline_of_a_prefill_that_waits_in_front_of_its_worker_is_ours_too
         assert len(it.ends) == 4
         assert it.world.legs.gate.waiting(WorkerId(0)) == 0
 
-    limits = Limits(first_token_s=1.2)
+    deadlines = Deadlines(first_token_s=1.2)
     live(
-        main, split(), roles=(Role.PREFILL, Role.DECODE), lease=leased(10.0), max_num_batched_tokens=512, limits=limits
+        main,
+        split(),
+        roles=(Role.PREFILL, Role.DECODE),
+        lease=leased(10.0),
+        max_num_batched_tokens=512,
+        deadlines=deadlines,
     )
 
 

@@ -15,11 +15,15 @@ from fake_engines import FakeVllm
 
 from executors.backend import Ask
 from executors.clock import WallClock
-from executors.engines.remote import Attached, Deadlines
+from executors.deadlines import Deadlines
+from executors.engines.remote import Attached
 from executors.engines.vllm import Vllm
+from executors.frontend.glance import Glance
+from executors.frontend.metrics import Metrics
 from executors.peering import Peering, peering
 from executors.peers import Peers
 from executors.requests import Stream
+from executors.service import Service
 from executors.world import LiveWorld
 from policies.cluster.actions import Action, PublishBooking
 from policies.cluster.blocks import ContentTree
@@ -33,7 +37,7 @@ from twin.config import Config, RouterConfig
 from twin.deciding import build_policy
 
 LIMIT_S = 15.0
-AMPLE = Deadlines(connect_s=LIMIT_S, first_token_s=LIMIT_S, token_s=LIMIT_S, control_s=LIMIT_S)
+AMPLE = Deadlines(connect_s=LIMIT_S, first_token_s=LIMIT_S, between_tokens_s=LIMIT_S, control_s=LIMIT_S)
 CONFIG = Config(router=RouterConfig(mode="kv", use_kv_events=False, tie_break="lowest_id"))
 
 
@@ -253,7 +257,9 @@ def test_a_worker_that_tells_nothing_of_its_blocks_does_not_join_a_router_that_g
 @pytest.mark.parametrize(
     ("who", "listen", "said"),
     [
-        ("tcp://10.0.0.1", "10.0.0.2:7000", "write tcp://HOST:PORT"),
+        ("tcp://10.0.0.1", "127.0.0.1:7000", "write tcp://HOST:PORT"),
+        ("/shared", "10.0.0.2:7000", "give all frontends one --peer-key FILE, or --peer-key none"),
+        ("/shared", "router.example:7000", "give all frontends one --peer-key FILE"),
         ("tcp://10.0.0.1:7000", None, "give --peer-listen HOST:PORT"),
         ("/shared", "0.0.0.0:7000", "give the address of this host"),
         ("/shared", "here", "write HOST:PORT"),
@@ -263,3 +269,120 @@ def test_a_worker_that_tells_nothing_of_its_blocks_does_not_join_a_router_that_g
 def test_a_line_that_means_nothing_is_refused(who: str, listen: str | None, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         peering(who, listen)
+
+
+# ---------------------------------------------------------------- with a key
+
+
+KEY = b"0123456789abcdef"
+
+
+async def sealed_pair(stack: AsyncExitStack, place: Path, *keys: bytes | None) -> tuple[Router, Router]:
+    """Two routers with these keys, and one worker that both know and that never answers."""
+    server = await stack.enter_async_context(FakeVllm())
+    server.does = "hang"
+    routers = [Router(n, Peering(place=str(place), key=key)) for n, key in zip((11, 22), keys, strict=True)]
+    for router in routers:
+        await router.attach([server])
+        await router.peers.start()
+        stack.push_async_callback(router.close)
+    return routers[0], routers[1]
+
+
+def test_routers_with_one_key_share_and_know_each_other(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with asyncio.timeout(LIMIT_S), AsyncExitStack() as stack:
+            a, b = await sealed_pair(stack, tmp_path, KEY, KEY)
+            a.ask("a0")
+            await b.bookings(1)
+            b.ask("b0")
+            await a.bookings(1)
+            assert (a.peers.counts.refused, b.peers.counts.refused) == (0, 0)
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("other", [None, b"fedcba9876543210"])
+def test_who_has_another_key_or_none_is_refused_and_counted(tmp_path: Path, other: bytes | None) -> None:
+    async def test() -> None:
+        async with asyncio.timeout(LIMIT_S), AsyncExitStack() as stack:
+            a, b = await sealed_pair(stack, tmp_path, KEY, other)
+            while not (a.peers.counts.refused and b.peers.counts.refused):
+                await asyncio.sleep(0.001)
+            assert (a.peers.counts.heard, b.peers.counts.heard) == (0, 0)
+            assert (a.heard.empty(), b.heard.empty()) == (True, True)
+
+    asyncio.run(test())
+
+
+def test_a_message_that_was_recorded_is_not_taken_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        async with asyncio.timeout(LIMIT_S), AsyncExitStack() as stack:
+            a, b = await sealed_pair(stack, tmp_path, KEY, KEY)
+            recorded: list[bytes] = []
+            close = a.peers._seal.close
+
+            def record(text: bytes, to: int | None) -> bytes:
+                recorded.append(close(text, to))
+                return recorded[-1]
+
+            monkeypatch.setattr(a.peers._seal, "close", record)
+            stream = a.ask("a0")
+            await b.bookings(1)
+            stream.cancel("enough")
+            await b.bookings(0)
+            thief = zmq.Context.instance().socket(zmq.PUSH)
+            thief.setsockopt(zmq.LINGER, 0)
+            thief.connect(b.peers.address)
+            for message in list(recorded):
+                thief.send(message)
+            while not b.peers.counts.refused:
+                await asyncio.sleep(0.001)
+            assert b.policy.peer_bookings == 0
+            thief.close()
+
+    asyncio.run(test())
+
+
+def test_a_router_that_starts_again_at_its_address_is_known_by_its_new_number() -> None:
+    async def test() -> None:
+        async with asyncio.timeout(LIMIT_S), AsyncExitStack() as stack:
+            server = await stack.enter_async_context(FakeVllm())
+            server.does = "hang"
+            b = Router(2, Peering(key=KEY))
+            await b.attach([server])
+            await b.peers.start()
+            stack.push_async_callback(b.close)
+            port = 0
+            for number in (3, 4):
+                a = Router(number, Peering(addresses=(b.peers.address,), listen=("127.0.0.1", port), key=KEY))
+                await a.attach([server])
+                await a.peers.start()
+                b.peers._add(a.peers.address)
+                port = int(a.peers.address.rpartition(":")[2])
+                a.ask(f"of {number}")
+                while b.peers._number_of(a.peers.address) != number:
+                    await asyncio.sleep(0.001)
+                await b.bookings(1)
+                await a.close()
+
+    asyncio.run(test())
+
+
+def test_what_became_of_messages_is_counted_for_the_frontend(tmp_path: Path) -> None:
+    async def play(a: Router, b: Router, servers: list[FakeVllm]) -> None:
+        servers[0].does = "hang"
+        a.ask("a0")
+        await b.bookings(1)
+        assert Service(b.world, []).peer_counts() == {}
+        service = Service(b.world, [], peers=b.peers)
+        told = service.peer_counts()
+        assert told["others"] == 1
+        assert told["heard"] >= 1
+        pages = Metrics("x", fine=False, collectors=(Glance(service, "x", ()),)).exposition().decode()
+        assert "dynatwin_frontend_peers 1.0" in pages
+        assert f'dynatwin_frontend_peer_messages_total{{result="heard"}} {told["heard"]}.0' in pages
+        assert 'dynatwin_frontend_peer_messages_total{result="refused"} 0.0' in pages
+        assert "dynatwin_frontend_peer_unknown_steps_total 0.0" in pages
+
+    played(tmp_path, play)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from policies.errors import ConfigError
 from policies.router.build import MODES
-from twin.config import NAMES as LIST
 from twin.config import (
     AffinityConfig,
     BusyConfig,
@@ -21,7 +20,6 @@ from twin.config import (
     Config,
     DisaggregationConfig,
     EngineConfig,
-    Entry,
     KvbmConfig,
     LatencyConfig,
     LinkConfig,
@@ -32,10 +30,11 @@ from twin.config import (
     StartupConfig,
     TraceConfig,
     WorkerGroup,
-    keys_of,
 )
 from twin.config_effect import foreign_keys
 from twin.config_read import FLAGS, TABLES, load
+from twin.config_schema import NAMES as LIST
+from twin.config_schema import Entry, keys_of
 from twin.config_text import show, to_plain, to_toml
 from twin.perf.build import MODELS
 from twin.routing import queue_classes
