@@ -13,7 +13,8 @@ from executors.engines import kv_tiers
 from executors.engines.kv_tiers import OF_THE_HOST, KvPlaces, ObjectStore, connector, refusals, settings, simulated
 from executors.engines.launch import Launch, Place, Ports, launch
 from policies.errors import CapabilityError, ConfigError
-from twin.config import EngineConfig, KvbmConfig, WorkerGroup, keys_of
+from twin.config import EngineConfig, KvbmConfig, WorkerGroup
+from twin.config_schema import keys_of
 
 PLACES = KvPlaces(disk=Path("/kv"), objects=ObjectStore(bucket="store", prefix="a/b", endpoint="http://h:9000"))
 HOST = {"cpu_cache_gb": 2.0}
