@@ -59,6 +59,9 @@ max_num_seqs = 16
 max_num_batched_tokens = 1024
 max_model_len = 4096
 """
+AHEAD = 0.06
+"""How far the best token is before the next (nats) where rounding does not swap them: logits of the tiny model are
+multiples of 1/32, and come out a step off in other batches."""
 FREE = {"temperature": 0.0, "extra_body": {"ignore_eos": True, "nvext": {"extra_fields": ["worker_id", "timing"]}}}
 """Greedy, as long as it is asked to be, with the names of the workers told."""
 
@@ -254,6 +257,21 @@ def prompt(length: int) -> list[int]:
     """Tokens that no test had before."""
     rng = random.Random(f"{SEED} serving {next(NUMBERS)}")
     return [rng.randint(100, 4000) for _ in range(length)]
+
+
+async def decided(url: str, length: int, answer: int) -> list[int]:
+    """A prompt whose greedy answer of so many tokens rounding does not change: asked of a server that nobody compares
+    with. bf16 promises equal tokens for equal batches only, and a prompt that is split, moved on or found in part is
+    computed in other pieces."""
+    asked = {"model": MODEL, "max_tokens": answer, "temperature": 0.0, "ignore_eos": True}
+    asked |= {"logprobs": 2, "return_tokens_as_token_ids": True}
+    async with httpx.AsyncClient(base_url=url, timeout=LIMIT_S, trust_env=False) as http:
+        while True:
+            tokens = prompt(length)
+            told = (await http.post("/v1/completions", json=asked | {"prompt": tokens})).raise_for_status().json()
+            best = [sorted(two.values()) for two in told["choices"][0]["logprobs"]["top_logprobs"]]
+            if min(first - second for second, first in (two[-2:] for two in best)) >= AHEAD:
+                return tokens
 
 
 async def read(stream: Any, tokens: int = 10**9) -> tuple[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import pytest
 from kserve_client import infer_request, outputs, stream, unary
-from live_service import MODEL, Engines, Service, prompt, read
+from live_service import MODEL, Engines, Service, decided, prompt, read
 
 from executors.engines.metrics import Page
 from executors.engines.vllm import Vllm
@@ -47,7 +47,7 @@ def workers(answer: Any) -> tuple[str, str]:
 
 
 def test_split_answers_are_those_of_one_worker_token_for_token(engines: Engines) -> None:
-    prompts = [prompt(length) for length in (5, 31, 32, 33, 300, 1500)]
+    prompts: list[list[int]] = []
 
     async def answers(it: Service) -> list[tuple[str, int, int]]:
         told = [await it.complete(tokens, 12) for tokens in prompts]
@@ -65,6 +65,8 @@ def test_split_answers_are_those_of_one_worker_token_for_token(engines: Engines)
         return [chat.choices[0].message.content or "", "".join(part.text for part in message.content)]  # type: ignore[union-attr]
 
     async def main() -> None:
+        for length in (5, 31, 32, 33, 300, 1500):
+            prompts.append(await decided(engines.url("spare"), length, 12))
         async with engines.mixed("mixed") as whole:
             told_whole, said = await answers(whole), await chats(whole)
         async with engines.split() as split:
