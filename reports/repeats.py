@@ -30,6 +30,8 @@ USUAL_REPEATS: Final = 3
 """Fewer say little about a spread."""
 CLOSE: Final = 0.15
 """Relative error of a mean that passes for close, where the spread is smaller."""
+SWAPPED: Final = 16
+"""How many places a request may be off in another run of the same load."""
 JUDGED: Final = ("TTFT mean", "ITL mean", "E2E mean")
 
 Unit = Literal["s", "share", "count", "rate"]
@@ -95,7 +97,8 @@ def compare_repeats(live: Sequence[Path], twin: Path, *, block: int | None = Non
     that a fit to the other ones has not seen). ConfigError where one of them is none, or had other requests than the
     others."""
     lives, sim = [_Run(folder) for folder in live], _Run(twin)
-    rows = _matched(lives, sim)
+    in_live = _matched(lives, sim)
+    rows = in_live[0]
     first = warmup_rows(sim.report.meta)
     if first >= len(rows):
         raise ConfigError(f"{twin}: all of its {len(rows):,} rows are warm-up; set trace.warmup lower")
@@ -109,7 +112,7 @@ def compare_repeats(live: Sequence[Path], twin: Path, *, block: int | None = Non
         raise ConfigError(
             f"blocks of {block}: {twin} has {len(rows):,} rows, so there is no second block; take smaller ones"
         )
-    places = [rows[compared]] * len(lives) + [compared]
+    places = [*(each[compared] for each in in_live), compared]
     done = np.logical_and.reduce([run.completed[at] for run, at in zip(runs, places, strict=True)])
     found = [run.figures(at, done) for run, at in zip(runs, places, strict=True)]
     figures = tuple(_figure(name, unit, [one.get(name) for one in found]) for name, unit in _units())
@@ -154,7 +157,8 @@ class _Run:
         """The figures of the requests `at` these places; latencies of those that are `done` in every run. Gaps are
         those that begin while such requests arrive, rates those from the first of them to the end of the run."""
         outcomes, arrivals = self.outcomes, self.requests.floats("arrival_s")
-        columns, bounds_s = (*GAP_COLUMNS, "start_s"), _bounds_s(arrivals, at)
+        in_order = np.sort(at)
+        columns, bounds_s = (*GAP_COLUMNS, "start_s"), _bounds_s(arrivals, in_order)
         itl = metrics.itl_s(lambda: self.record.steps.batches(columns), bounds_s=bounds_s)
         found: dict[str, float | None] = {}
         for label, values in (
@@ -164,9 +168,10 @@ class _Run:
             ("E2E", distribution(outcomes.e2e_s[at][done])),
         ):
             found.update(_statistics(label, values))
-        own = self.completed[at[0] :]
-        last, tokens = (self.requests.floats(name)[at[0] :] for name in ("last_token_s", "output_tokens"))
-        elapsed_s = float(np.nanmax(last)) - float(arrivals[at[0]]) if own.any() else None
+        begin = in_order[0]
+        own = self.completed[begin:]
+        last, tokens = (self.requests.floats(name)[begin:] for name in ("last_token_s", "output_tokens"))
+        elapsed_s = float(np.nanmax(last)) - float(arrivals[begin]) if own.any() else None
         found["requests/s"] = metrics.per_second(int(own.sum()), elapsed_s)
         found["output tokens/s"] = metrics.per_second(int(tokens[own].sum()), elapsed_s)
         found["hit rate"] = self._hit_rate(at, done)
@@ -184,8 +189,8 @@ class _Run:
 
 
 def _bounds_s(arrivals: F64, at: Rows) -> F64:
-    """When requests `at` these places arrive, as ends of intervals: each from the first of a row of neighbours to the
-    next request that is not among them, or to the end."""
+    """When requests `at` these places (ascending) arrive, as ends of intervals: each from the first of a row of
+    neighbours to the next request that is not among them, or to the end."""
     cuts = np.flatnonzero(np.diff(at) > 1)
     firsts, lasts = at[np.r_[0, cuts + 1]], at[np.r_[cuts, len(at) - 1]]
     after = np.r_[arrivals, np.inf][lasts + 1]
@@ -234,9 +239,10 @@ def _part(figures: Mapping[str, Figure]) -> Part | None:
     return Part(ttft_s=first, decode_s=e2e.twin - e2e.live - first)
 
 
-def _matched(lives: Sequence[_Run], sim: _Run) -> Rows:
-    """Where each row of the twin stands in the live runs, which had the same requests in the same order. A trace has
-    no rows of requests that delivered nothing; the others are found by the ids that the first live run gave them."""
+def _matched(lives: Sequence[_Run], sim: _Run) -> list[Rows]:
+    """Where each row of the twin stands in each live run. A trace has no rows of requests that delivered nothing; the
+    others are found by the ids that the first live run gave them. Requests that came at nearly the same time may have
+    changed places between live runs."""
     first = lives[0]
     rows: Rows = np.arange(sim.requests.rows)
     if sim.requests.rows != first.requests.rows:
@@ -245,15 +251,36 @@ def _matched(lives: Sequence[_Run], sim: _Run) -> Rows:
         if None in found:
             raise _other_requests(first, sim, "rows")
         rows = np.array(found, dtype=np.int64)
-    for run in (*lives, sim):
-        if run is not sim and run.requests.rows != first.requests.rows:
-            raise _other_requests(first, run, "rows")
-        at = np.arange(len(rows)) if run is sim else rows
-        both = first.completed[rows] & run.completed[at]  # of the others the output length is what each delivered
-        for name, where in (("isl", np.ones(len(rows), dtype=np.bool_)), ("osl", both)):
-            if not np.array_equal(first.requests.floats(name)[rows][where], run.requests.floats(name)[at][where]):
-                raise _other_requests(first, run, name)
-    return rows
+    _check_alike(first, rows, sim, np.arange(len(rows)))
+    matched = [rows]
+    for run in lives[1:]:
+        at = _same_requests(first, run)[rows]
+        _check_alike(first, rows, run, at)
+        matched.append(at)
+    return matched
+
+
+def _check_alike(first: _Run, rows: Rows, run: _Run, at: Rows) -> None:
+    both = first.completed[rows] & run.completed[at]  # of the others the output length is what each delivered
+    for name, where in (("isl", np.ones(len(rows), dtype=np.bool_)), ("osl", both)):
+        if not np.array_equal(first.requests.floats(name)[rows][where], run.requests.floats(name)[at][where]):
+            raise _other_requests(first, run, name)
+
+
+def _same_requests(first: _Run, run: _Run) -> Rows:
+    """For each request of one run its place in the other: the nth of its lengths there, no further off than `SWAPPED`
+    places. An answer that was cut has no length to go by."""
+    if run.requests.rows != first.requests.rows:
+        raise _other_requests(first, run, "rows")
+    whole = bool(first.completed.all() and run.completed.all())
+    names = ("isl", "osl") if whole else ("isl",)
+    keys = [np.stack([one.requests.floats(name) for name in names]) for one in (first, run)]
+    here, there = (np.lexsort((np.arange(key.shape[1]), *key[::-1])) for key in keys)
+    at = np.empty(len(here), dtype=np.int64)
+    at[here] = there
+    if not np.array_equal(keys[0][:, here], keys[1][:, there]) or np.abs(at - np.arange(len(at))).max() > SWAPPED:
+        raise _other_requests(first, run, " and ".join(names))
+    return at
 
 
 def _other_requests(a: _Run, b: _Run, by: str) -> ConfigError:

@@ -72,4 +72,5 @@ def test_recorded_runs_become_a_twin_that_is_compared_with_them(
     columns = [RunRecord(folder).requests for folder in (*lives, replayed)]
     for name in ("isl", "output_tokens"):
         values = [column.ints(name).tolist() for column in columns]
-        assert values[0] == values[1] == values[2]
+        assert values[0] == values[2]
+        assert sorted(values[0]) == sorted(values[1])  # requests at nearly the same time may have changed places

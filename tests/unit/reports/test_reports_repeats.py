@@ -166,6 +166,29 @@ def test_other_requests_are_refused(folders: dict[str, Path]) -> None:
         compare_repeats([folders["live-1"], folders["other"]], folders["near"])
 
 
+def moved(by: int) -> list[Ask]:
+    """Request 50 comes so many places later, each at the time of the one whose place it takes."""
+    order = [*range(50), *range(51, 51 + by), 50, *range(51 + by, 300)]
+    return [replace(ASKS[row], arrival_s=ASKS[place].arrival_s) for place, row in enumerate(order)]
+
+
+def test_requests_that_changed_places_are_compared_with_themselves(folders: dict[str, Path], tmp_path: Path) -> None:
+    swapped = put(tmp_path / "live-swapped", SPEEDS["live-2"], moved(3))
+    found = compare_repeats([folders["live-1"], swapped], folders["near"])
+    assert (found.rows, found.figure("completed").high) == (300, 300)
+    parted = compare_repeats([folders["live-1"], swapped], folders["near"], block=51)
+    mine = {n: column(swapped, "ttft_s")[53 if n == 50 else n - 1 if 50 < n < 54 else n] for n in range(300)}
+    rows = [n for n in range(300) if n // 51 % 2]
+    own = np.mean([column(folders["live-1"], "ttft_s")[rows].mean(), np.mean([mine[n] for n in rows])])
+    assert parted.figure("TTFT mean").live == pytest.approx(own)
+
+
+def test_requests_in_quite_another_order_are_other_requests(folders: dict[str, Path], tmp_path: Path) -> None:
+    far = put(tmp_path / "live-far", SPEEDS["live-2"], moved(40))
+    with pytest.raises(ConfigError, match="had other requests"):
+        compare_repeats([folders["live-1"], far], folders["near"])
+
+
 def test_a_twin_that_measures_nothing_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
     all_warm = put(tmp_path / "warm", 0.008, warmup=300)
     with pytest.raises(ConfigError, match=r"all of its 300 rows are warm-up; set trace\.warmup lower"):
