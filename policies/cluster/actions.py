@@ -6,7 +6,7 @@ The world carries an action out and owes exactly one terminal event for it; `inv
 from __future__ import annotations
 
 from policies.cluster.bookings import BookingOp, SyncKind
-from policies.cluster.ids import FenceCause, Leg, RequestId, WorkerId
+from policies.cluster.ids import FenceCause, Leg, RequestId, Role, WorkerId
 from policies.frozen import frozen
 
 
@@ -115,16 +115,36 @@ class Fail(Action):
 
 @frozen
 class AddWorker(Action):
-    """Start a worker of a group. Ends with `WorkerUp` once it is ready."""
+    """Start a worker of a group. Ends with `WorkerUp` once it is ready.
+
+    Where it is part of a decision (`decision_id`), the world says at once who starts (`WorkerStarting`), and that start
+    ends with `WorkerUp`, `WorkerStartFailed` or `WorkerStartCancelled`. `role` is what the worker will be.
+    """
 
     group: str
+    role: Role | None = None
+    decision_id: int | None = None
 
 
 @frozen
 class DrainWorker(Action):
-    """Let a worker finish what it has and leave. Ends with `WorkerLost`, or with `WorkerRecalled`."""
+    """Let a worker finish what it has and leave. Ends with `WorkerLost`, or with `WorkerRecalled`.
+
+    After `deadline_s` seconds what is left is sent elsewhere (None: as the world has it).
+    """
 
     worker_id: WorkerId
+    decision_id: int | None = None
+    deadline_s: float | None = None
+
+
+@frozen
+class CancelStart(Action):
+    """Do not start a worker after all. Ends with `WorkerStartCancelled`; with `WorkerUp` where it is too late, or
+    `WorkerStartFailed`."""
+
+    worker_id: WorkerId
+    decision_id: int | None = None
 
 
 @frozen
@@ -132,6 +152,7 @@ class RecallWorker(Action):
     """Let a worker that drains stay. Ends with `WorkerRecalled`, or with `WorkerLost` where it is too late."""
 
     worker_id: WorkerId
+    decision_id: int | None = None
 
 
 @frozen

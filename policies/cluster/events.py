@@ -226,6 +226,29 @@ class WorkerUp(WorkerEvent):
 
 
 @frozen
+class WorkerStarting(WorkerEvent):
+    """A worker that a decision asked for is being started: this is who it will be. Billed from here on."""
+
+    name: str
+    role: Role
+    group: str
+    decision_id: int
+    gpus: int = 1
+
+
+@frozen
+class WorkerStartFailed(WorkerEvent):
+    """A worker that was starting will not come up."""
+
+    reason: str
+
+
+@frozen
+class WorkerStartCancelled(WorkerEvent):
+    """A worker that was starting was called off before it was ready."""
+
+
+@frozen
 class WorkerReported(WorkerEvent):
     """A worker's own account of its load, as of `measured_s` (not later than `at_s`)."""
 

@@ -16,6 +16,7 @@ from policies.cluster.actions import (
     Action,
     AddWorker,
     Cancel,
+    CancelStart,
     Dispatch,
     DrainWorker,
     Enqueue,
@@ -62,8 +63,11 @@ from policies.cluster.events import (
     WorkerUp,
 )
 from policies.cluster.ids import FenceCause, Leg, RequestId, WorkerId
+from policies.cluster.invariants_scaling import ScalingAccount
 from policies.cluster.kv_events import IndexAnswer
 from policies.cluster.state import ClusterView
+from policies.cluster.ticks import NotePlan
+from policies.cluster.twin_asks import AskTwin
 from policies.errors import InvariantError
 
 
@@ -104,8 +108,11 @@ ANSWERED = Rule(
     "Dispatch: end or interruption of the request, or loss of the worker; Enqueue: a Dispatch or Reject of the "
     "request, its end or interruption; Reject: RequestRejected, or RequestFailed when the request had been sent "
     "before; Migrate: RequestMigrated; Fail: RequestFailed; Cancel: end of the request; "
-    "DrainWorker: WorkerLost or WorkerRecalled; RecallWorker: either of these; Fence and Unfence: their event or "
-    "WorkerLost; Probe: ProbeEnded, WorkerHeard or WorkerLost; SetTimer: TimerFired or a later SetTimer of that name; "
+    "DrainWorker: WorkerLost or WorkerRecalled; RecallWorker: either of these; AddWorker of a decision: "
+    "WorkerStarting, and that WorkerUp, WorkerStartFailed or WorkerStartCancelled; CancelStart: one of these three; a "
+    "decision: one ScaleDone or ScaleFailed; AskTwin: TwinAnswered (these four may be under way when the run ends); "
+    "Fence and Unfence: their event or WorkerLost; Probe: ProbeEnded, WorkerHeard or WorkerLost; SetTimer: TimerFired "
+    "or a later SetTimer of that name; "
     "RequestIndexReplay and RequestIndexDump: one IndexReplay, IndexDump or IndexRecoveryFailed of the same number, or "
     "loss of the worker, or of the index that asked (one may still be under way when the run ends)",
 )
@@ -225,11 +232,12 @@ class Invariants:
         self._probed: dict[WorkerId, int] = {}  # probes under way, by epoch
         self._timers: dict[str, tuple[float, bool]] = {}
         self._asks: dict[WorkerId, set[_Ask]] = {}  # requests to tell blocks
+        self._scaling = ScalingAccount(lambda found: broken(ANSWERED, found))
         self._past: deque[tuple[Event | _Told, tuple[Action, ...]]] = deque(maxlen=_STORY_PAIRS)
 
     def observe(self, event: Event, actions: Sequence[Action]) -> None:
         """Take in one step of the controller. Raises InvariantError at the first broken promise."""
-        told = tuple(action for action in actions if not isinstance(action, PublishBooking))
+        told = tuple(action for action in actions if not isinstance(action, PublishBooking | NotePlan))
         self._past.append((_without_content(event), told))
         if event.at_s < self._now_s:
             raise broken(CLOCK, f"{event!r} after {self._now_s} s")
@@ -242,6 +250,7 @@ class Invariants:
             self._on_forgotten(event)
         elif isinstance(event, TimerFired) and self._timers.pop(event.name, None) is None:
             raise broken(ANSWERED, f"{event!r}, a timer that nobody set or that fired before")
+        self._scaling.on_event(event)
         for action in actions:
             self._on_action(action)
 
@@ -450,6 +459,7 @@ class Invariants:
     # ------------------------------------------------------------ actions
 
     def _on_action(self, action: Action) -> None:
+        self._scaling.on_action(action)
         match action:
             case Dispatch():
                 self._on_dispatch(action)
@@ -469,10 +479,10 @@ class Invariants:
                 self._cancels.add(action.request_id)
             case Migrate() | Fail():
                 self._on_order(action)
-            case AddWorker():
-                pass  # a start may still be under way when the run ends
-            case PublishBooking():
-                pass  # may be lost, and nobody waits for it
+            case AddWorker() | CancelStart() | AskTwin():
+                pass  # may still be under way when the run ends
+            case PublishBooking() | NotePlan():
+                pass  # nobody waits for it
             case DrainWorker():
                 if action.worker_id not in self._on or action.worker_id in self._drains:
                     raise broken(LIVE, f"{action!r}, which is not up or drains already", self._story(action.worker_id))

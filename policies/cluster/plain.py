@@ -17,6 +17,10 @@ from weakref import WeakKeyDictionary
 from policies.cluster import actions as _actions
 from policies.cluster import events as _events
 from policies.cluster import kv_events as _kv_events
+from policies.cluster import scaling as _scaling
+from policies.cluster import ticks as _ticks
+from policies.cluster import traffic as _traffic
+from policies.cluster import twin_asks as _twin_asks
 from policies.cluster.actions import Action
 from policies.cluster.blocks import BlockPath, BlockRun, Branch
 from policies.cluster.events import Event
@@ -100,10 +104,8 @@ def encode(value: Event | Action, names: BranchNames) -> dict[str, JsonValue]:
     kind = type(value)
     codec = _RECORDS.get(kind)
     if codec is None:
-        raise JournalError(
-            f"{kind.__name__} is in none of {_events.__name__}, {_kv_events.__name__} and {_actions.__name__}; "
-            "only what is there can be written"
-        )
+        known = ", ".join(module.__name__ for module in _MODULES)
+        raise JournalError(f"{kind.__name__} is in none of {known}; only what is there can be written")
     return {"type": kind.__name__, **as_table(codec.encode(value, names))}
 
 
@@ -278,9 +280,12 @@ def _kinds(names: Mapping[str, object], base: type[_Kind]) -> dict[str, type[_Ki
     return {name: kind for name, kind in names.items() if isinstance(kind, type) and issubclass(kind, base)}
 
 
-_EVENTS: Mapping[str, type[Event]] = _kinds({**vars(_events), **vars(_kv_events)}, Event)
+_MODULES = (_events, _kv_events, _actions, _traffic, _scaling, _twin_asks, _ticks)
+_NAMES: Mapping[str, object] = {name: kind for module in _MODULES for name, kind in vars(module).items()}
+
+_EVENTS: Mapping[str, type[Event]] = _kinds(_NAMES, Event)
 _KV_EVENTS: Mapping[str, type[KvEvent]] = _kinds(vars(_kv_events), KvEvent)
-_ACTIONS: Mapping[str, type[Action]] = _kinds(vars(_actions), Action)
+_ACTIONS: Mapping[str, type[Action]] = _kinds(_NAMES, Action)
 _RECORDS: Mapping[type, _Codec] = {kind: _record(kind) for kind in (*_EVENTS.values(), *_ACTIONS.values())}
 
 

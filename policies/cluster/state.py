@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NoReturn
 
-from policies.cluster.actions import Action, Dispatch, Enqueue
+from policies.cluster.actions import Action, AddWorker, Dispatch, Enqueue
 from policies.cluster.events import (
     ENDS,
     BlocksRemoved,
@@ -26,6 +26,9 @@ from policies.cluster.events import (
     WorkerLost,
     WorkerRecalled,
     WorkerReported,
+    WorkerStartCancelled,
+    WorkerStartFailed,
+    WorkerStarting,
     WorkerUnfenced,
     WorkerUp,
 )
@@ -134,19 +137,39 @@ _set_prefill_holder = _setter(RequestView, "_prefill_holder")
 
 
 class ClusterView:
-    """What a policy may see: workers that are up or draining, and open requests."""
+    """What a policy may see: workers that are starting (of decisions), up or draining, and open requests."""
 
-    __slots__ = ("_live", "_live_by_role", "_picky", "_requests", "_serving", "_workers", "requests", "workers")
+    __slots__ = (
+        "_asked",
+        "_live",
+        "_live_by_role",
+        "_picky",
+        "_requests",
+        "_serving",
+        "_starting",
+        "_workers",
+        "requests",
+        "starting",
+        "workers",
+    )
 
     def __init__(self) -> None:
         self._workers: dict[WorkerId, WorkerView] = {}
         self._requests: dict[RequestId, RequestView] = {}
+        self._starting: dict[WorkerId, WorkerStarting] = {}
+        self._asked: dict[tuple[int, Role], int] = {}  # workers ordered by a decision, and nobody has said who
         self._live: tuple[WorkerView, ...] | None = ()
         self._live_by_role: dict[Role, tuple[WorkerView, ...]] = {}
         self._serving: dict[tuple[Role | None, str], tuple[WorkerView, ...]] = {}
         self._picky = False  # whether some live worker does not serve every adapter
         self.workers: Mapping[WorkerId, WorkerView] = MappingProxyType(self._workers)
         self.requests: Mapping[RequestId, RequestView] = MappingProxyType(self._requests)
+        self.starting: Mapping[WorkerId, WorkerStarting] = MappingProxyType(self._starting)
+
+    def pending(self, role: Role) -> int:
+        """Workers of a role that decisions have asked for and that are not up: ordered, or starting."""
+        asked = sum(count for (_, kind), count in self._asked.items() if kind is role)
+        return asked + sum(1 for start in self._starting.values() if start.role is role)
 
     @property
     def live(self) -> tuple[WorkerView, ...]:
@@ -202,8 +225,14 @@ class Cluster(ClusterView):
             if worker is not None:  # a late report of a worker that has gone is only late
                 _set_report(worker, event)
         elif isinstance(event, WorkerUp):
+            self._starting.pop(event.worker_id, None)
             self._workers[event.worker_id] = WorkerView(event)
             self._live = None
+        elif isinstance(event, WorkerStarting):
+            self._begin_start(event)
+        elif isinstance(event, (WorkerStartFailed, WorkerStartCancelled)):
+            if self._starting.pop(event.worker_id, None) is None:
+                raise InvariantError(f"{event!r}: no such start; it ended before, or nobody asked for it")
         elif isinstance(event, WorkerDraining):
             worker = self._workers.get(event.worker_id)
             if worker is None:
@@ -226,6 +255,16 @@ class Cluster(ClusterView):
         elif isinstance(event, WorkerLost):
             self._workers.pop(event.worker_id, None)
             self._live = None
+
+    def _begin_start(self, event: WorkerStarting) -> None:
+        asked = self._asked.get((event.decision_id, event.role), 0)
+        if not asked:
+            raise InvariantError(f"{event!r}: decision {event.decision_id} has no such worker open; it asked for fewer")
+        if asked == 1:
+            del self._asked[event.decision_id, event.role]
+        else:
+            self._asked[event.decision_id, event.role] = asked - 1
+        self._starting[event.worker_id] = event
 
     def apply(self, action: Action) -> None:
         """Take in one order of ours."""
@@ -259,6 +298,11 @@ class Cluster(ClusterView):
             if after is None:
                 raise _impossible(request, action)
             _set_state(request, after)
+        elif isinstance(action, AddWorker) and action.decision_id is not None:
+            if action.role is None:
+                raise InvariantError(f"{action!r}: a worker of a decision has a role")
+            key = (action.decision_id, action.role)
+            self._asked[key] = self._asked.get(key, 0) + 1
 
     def _fold_request(self, event: RequestEvent) -> None:
         request = self._requests.get(event.request_id)

@@ -12,7 +12,7 @@ from builders import Scene, router
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.cluster import actions, events, kv_events
+from policies.cluster import actions, events, kv_events, scaling, ticks, traffic, twin_asks
 from policies.cluster.actions import Action
 from policies.cluster.blocks import BlockPath, BlockRun, Branch, ContentTree
 from policies.cluster.events import Event
@@ -29,8 +29,10 @@ def kinds(module: object, base: type) -> list[type]:
     return sorted(found, key=lambda k: k.__name__)
 
 
-EVENTS = sorted({*kinds(events, Event), *kinds(kv_events, Event)}, key=lambda k: k.__name__)
-ACTIONS, KV_EVENTS = kinds(actions, Action), kinds(kv_events, KvEvent)
+MODULES = (events, kv_events, actions, traffic, scaling, twin_asks, ticks)
+EVENTS = sorted({kind for module in MODULES for kind in kinds(module, Event)}, key=lambda k: k.__name__)
+ACTIONS = sorted({kind for module in MODULES for kind in kinds(module, Action)}, key=lambda k: k.__name__)
+KV_EVENTS = kinds(kv_events, KvEvent)
 
 
 def values(hint: object, tree: ContentTree) -> st.SearchStrategy:
