@@ -92,3 +92,5 @@ class ScalingAccount:
         if isinstance(event, ScaleDone | ScaleFailed):
             self._decisions.remove(event.decision_id)
             self._over.add(event.decision_id)
+        if isinstance(event, ScaleFailed):
+            self._asked = {key: n for key, n in self._asked.items() if key[0] != event.decision_id}

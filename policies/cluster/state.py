@@ -34,6 +34,7 @@ from policies.cluster.events import (
 )
 from policies.cluster.ids import FenceCause, Leg, RequestId, Role, WorkerId
 from policies.cluster.request import TRANSITIONS, RequestState
+from policies.cluster.scaling import ScaleFailed
 from policies.errors import InvariantError
 
 
@@ -255,6 +256,10 @@ class Cluster(ClusterView):
         elif isinstance(event, WorkerLost):
             self._workers.pop(event.worker_id, None)
             self._live = None
+
+        elif isinstance(event, ScaleFailed):  # whoever has not begun to start will not
+            for key in [key for key in self._asked if key[0] == event.decision_id]:
+                del self._asked[key]
 
     def _begin_start(self, event: WorkerStarting) -> None:
         asked = self._asked.get((event.decision_id, event.role), 0)

@@ -2,7 +2,7 @@
 
 For every batch b that fits an engine, prefill serves b / T(b · isl_eff) requests a second and decode
 b / (osl · itl(b)); of those that keep the limits the fastest is taken. Where none does, the fastest of all is, and
-said so: no number of workers helps a limit that one idle worker misses. Seconds, tokens, requests per second throughout.
+said so: no number of workers helps a limit that one idle worker misses. Seconds, tokens, requests per second.
 """
 
 from __future__ import annotations

@@ -43,6 +43,14 @@ class Engine:
         return not (self.queued_prefill_tokens or self.scheduled_prefill_tokens or self.decode_requests)
 
 
+@frozen
+class Heard:
+    """The engines of one role, and the workers that have not been heard of."""
+
+    engines: tuple[Engine, ...]
+    stale: tuple[WorkerId, ...]
+
+
 class Passes:
     """The last pass of every rank of the roles that are planned, and the models that they teach."""
 
@@ -88,7 +96,7 @@ class Passes:
                 self._teach(event, self._roles[worker_id])
         return None
 
-    def engines(self, view: ClusterView, role: Role, now_s: float) -> tuple[list[Engine], tuple[WorkerId, ...]]:
+    def heard(self, view: ClusterView, role: Role, now_s: float) -> Heard:
         """The ranks of all workers of a role that take work, by id; and the workers that have not been heard of for too
         long, whose ranks are left out."""
         engines: list[Engine] = []
@@ -105,7 +113,7 @@ class Passes:
             else:
                 stale.append(worker.worker_id)
         engines.sort(key=lambda engine: (engine.worker_id, engine.dp_rank))
-        return engines, tuple(sorted(stale))
+        return Heard(engines=tuple(engines), stale=tuple(sorted(stale)))
 
     def _why_dropped(self, event: ForwardPass) -> str | None:
         if event.worker_id is None:

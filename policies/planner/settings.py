@@ -35,11 +35,13 @@ ROLES: Mapping[str, tuple[Role, ...]] = MappingProxyType(
 
 @frozen
 class PoolSettings:
-    """Workers of one role. `group` is what a new one is started from, `engine_num_gpu` the GPUs of one worker (None:
-    not known). `max_num_seqs`, `max_batched_tokens` and `max_kv_tokens` bound one engine; `context_tokens` is what
-    queued prompts are measured by in the easy modes (None: `max_batched_tokens`). `nextn`: tokens drafted ahead at most.
-    `prior` is what a step costs as long as nothing better is known. `up_above` and `down_below` are the own thresholds
-    of target `load`: utilisation (decode, mixed) or queued prompt tokens over `context_tokens` (prefill).
+    """Workers of one role, started from `group`; `engine_num_gpu` GPUs each (None: not known), of which there are to be
+    `min_endpoint` at least (0: none may do).
+
+    `max_num_seqs`, `max_batched_tokens` and `max_kv_tokens` bound one engine; `context_tokens` is what queued prompts
+    are measured by in the easy modes (None: `max_batched_tokens`); `nextn` tokens are drafted ahead. `prior` is what a
+    step costs as long as nothing better is known. `up_above` and `down_below` are the own thresholds of target `load`:
+    share of KV in use (decode, mixed), or queued prompt tokens over `context_tokens` (prefill).
     """
 
     role: Role

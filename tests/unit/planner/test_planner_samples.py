@@ -63,9 +63,9 @@ def test_what_cannot_be_is_dropped_and_counted_by_reason(why: str, fields: dict[
 def test_a_heart_beat_says_what_waits_and_teaches_nothing() -> None:
     bench = Bench(0.0, 0)
     bench.tell(1.0, wall_time_s=0.0, queued=PassLoad(sum_prefill_tokens=500))
-    engines, stale = bench.passes.engines(bench.cluster, Role.PREFILL, 1.0)
-    assert [engine.queued_prefill_tokens for engine in engines] == [500]
-    assert stale == (1,)
+    heard = bench.passes.heard(bench.cluster, Role.PREFILL, 1.0)
+    assert [engine.queued_prefill_tokens for engine in heard.engines] == [500]
+    assert heard.stale == (1,)
     assert bench.model.samples == ()
 
 
@@ -73,16 +73,16 @@ def test_who_is_not_heard_of_for_two_intervals_is_left_out() -> None:
     bench = Bench()
     bench.tell(1.0, 0)
     bench.tell(8.0, 1)
-    assert [e.worker_id for e in bench.passes.engines(bench.cluster, Role.PREFILL, 11.0)[0]] == [0, 1]
-    engines, stale = bench.passes.engines(bench.cluster, Role.PREFILL, 11.5)
-    assert ([e.worker_id for e in engines], stale) == ([1], (0,))
+    assert [e.worker_id for e in bench.passes.heard(bench.cluster, Role.PREFILL, 11.0).engines] == [0, 1]
+    heard = bench.passes.heard(bench.cluster, Role.PREFILL, 11.5)
+    assert ([e.worker_id for e in heard.engines], heard.stale) == ([1], (0,))
 
 
 def test_a_worker_with_one_silent_rank_is_not_heard_of() -> None:
     bench = Bench()
     bench.tell(1.0, 0, dp_rank=0)
     bench.tell(9.0, 0, dp_rank=1)
-    assert bench.passes.engines(bench.cluster, Role.PREFILL, 15.0)[1] == (0, 1)
+    assert bench.passes.heard(bench.cluster, Role.PREFILL, 15.0).stale == (0, 1)
 
 
 def test_young_workers_teach_nothing() -> None:
