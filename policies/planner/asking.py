@@ -62,8 +62,8 @@ def scenarios(traffic: Traffic, settings: PlannerSettings) -> tuple[Scenario, ..
 
 
 class Asking:
-    """Questions, answers and trust. `answers` holds the workers of a used answer by role, until the next question;
-    `plan` its name; `waits` is the planner's mark that nothing has been done yet at this question."""
+    """Questions, answers and trust. `answers` holds the workers of a used answer by role, until the next answer or
+    until nobody waits for one any more; `plan` its name; `waits`: nothing has been done yet at this question."""
 
     def __init__(self, settings: PlannerSettings, traffic: Traffic, models: Mapping[Role, StepModel]) -> None:
         self._settings, self._traffic, self._models = settings, traffic, models
@@ -99,8 +99,24 @@ class Asking:
         return {} if self._trust is None else self._trust.errors
 
     def forget(self) -> None:
-        """A new interval: what was answered for the last one does not hold any more."""
+        """What was answered does not hold any more: the rules do."""
         self.answers, self.plan, self.unreachable, self.waits = {}, None, False, False
+
+    @property
+    def open(self) -> bool:
+        """Whether an answer is still to come."""
+        return self._open is not None
+
+    def bridge(self, now_s: float) -> float | None:
+        """Go on without the answer: by the rules. Where an earlier answer is in force, it is not taken back while the
+        next one may still come in time (else every interval would go down and up again): until when, or None."""
+        question, before = self._open, self.answers
+        self.forget()
+        if question is None or not before or now_s >= question.deadline_s:
+            return None
+        rules = dict(zip(before, self._rule, strict=True))
+        self.answers = {role: max(n, rules[role]) for role, n in before.items()}
+        return question.deadline_s
 
     # ------------------------------------------------------------ questions
 
@@ -119,6 +135,7 @@ class Asking:
         found = scenarios(self._traffic, self._settings)
         rps = {role: need.capacity.rps for role, need in needs.items() if need.capacity is not None}
         if limits is None or self._open is not None or work is None or not found or len(rps) < len(counts):
+            self.forget()
             return None
         frame = self._frame(counts, rule, bounds)
         interval_s = self._settings.throughput_adjustment_interval_s
@@ -146,6 +163,7 @@ class Asking:
         self._rule, self._current = frame.rule, frame.current
         remembered = self._memo.get(question.key)
         if remembered is not None:
+            self.forget()
             self._use(question, remembered, now_s)
             return None
         self.asked += 1
@@ -191,17 +209,18 @@ class Asking:
         if question is None or question.query_id != event.query_id:
             return False
         self._open = None
-        waited, self.waits = self.waits, False
+        had = self.waits or bool(self.answers)
+        self.forget()
         if event.error is not None or not event.outcomes:
             self.failed += 1
-            return waited
+            return had
+        if event.at_s > question.deadline_s:
+            self.late += 1
+            return had
         self._memo[question.key] = event.outcomes
         if self._limits is not None and len(self._memo) > self._limits.memo:
             del self._memo[next(iter(self._memo))]
-        if event.at_s > question.deadline_s:
-            self.late += 1
-            return waited
-        return self._use(question, event.outcomes, event.at_s) or waited
+        return self._use(question, event.outcomes, event.at_s) or had
 
     def compare(self, window: TrafficWindow) -> None:
         """What the twin had foretold for a window, against what was seen."""

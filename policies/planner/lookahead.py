@@ -65,7 +65,8 @@ def plans(frame: Frame, settings: LookaheadSettings) -> list[Plan]:
     every count within `reach` of now, nearest to the rules' first; at most `most_plans`, none twice."""
     near = _near(frame, settings.reach)
     near.sort(key=lambda c: (sum(abs(a - b) for a, b in zip(c, frame.rule, strict=True)), frame.total(c), c))
-    found: dict[tuple[Counts, ...], str] = {(frame.rule,): RULE, (frame.current,): STAY}
+    found: dict[tuple[Counts, ...], str] = {(frame.rule,): RULE}
+    found.setdefault((frame.current,), STAY)
     for name, first in (("rule", frame.rule), ("stay", frame.current)):
         for i, role in enumerate(frame.roles):
             then = tuple(n + (i == j) for j, n in enumerate(first))

@@ -34,6 +34,7 @@ from policies.cluster.twin_asks import TwinAnswered
 from policies.planner import records
 from policies.planner.asking import Asking
 from policies.planner.constrain import Bounds, Claim, Verdict, constrain
+from policies.planner.experience import Experience
 from policies.planner.fleet import Count, Fleet
 from policies.planner.forecast.build import Maker, forecaster
 from policies.planner.forecast.guarded import Guarded
@@ -87,6 +88,7 @@ class Planner:
         self.asking = Asking(s, self.traffic, self.models)
         self._fleet = Fleet()
         self._patience = {pool.role: Patience(s) for pool in s.pools}
+        self._past = {pool.role: Experience(s.hold_s, s.load_scaling_down_sensitivity) for pool in s.pools}
         self._needs: dict[Role, Need] = {}
         self._held: dict[Role, int] = {}  # what each role was last left at
         self._open_decision: int | None = None
@@ -105,8 +107,10 @@ class Planner:
         match event:
             case TimerFired() if event.name == TICK:
                 orders += self._tick(event.at_s, view)
-            case TimerFired() if event.name == WAIT and self.asking.waits:
-                self.asking.waits = False
+            case TimerFired() if event.name == WAIT and self.asking.open:
+                until_s = self.asking.bridge(event.at_s)
+                if until_s is not None:
+                    orders.append(_wait_until(until_s))
                 orders += self._plan(event.at_s, view, ("throughput",))
             case ForwardPass():
                 self.passes.take(event)
@@ -162,7 +166,6 @@ class Planner:
         orders: list[Action] = [self._next_tick()]
         if slow:
             reading = self.traffic.at(now_s)
-            self.asking.forget()
             self._needs = self._slow(reading, view)
             asked = self._ask(now_s, view)
             orders += asked
@@ -195,16 +198,17 @@ class Planner:
     def _ask(self, now_s: float, view: ClusterView) -> list[Action]:
         """Ask the twin, where that is wanted and possible: then the answer is waited for."""
         if not self.asking.on or any(need.hold is not None for need in self._needs.values()):
+            self.asking.forget()
             return []
         counts = {role: self._fleet.count(view, role) for role in self._patience}
         heard = {role: self.passes.heard(view, role, now_s) for role in self._patience}
-        rule = {role: verdict.final for role, verdict in self._judged(self._claims(now_s, counts, {})).items()}
+        claims = [self._claim(role, count, None, now_s, ruled=True) for role, count in counts.items()]
+        rule = {role: verdict.final for role, verdict in self._judged(claims).items()}
         question = self.asking.ask(now_s, counts, heard, rule, self._needs, self.bounds)
         if question is None:
             return []
         self.asking.waits = True
-        due_s = now_s + self.asking.wait_s
-        return [question, SetTimer(name=WAIT, due_s=due_s, background=True, reason="go on without the twin")]
+        return [question, _wait_until(now_s + self.asking.wait_s)]
 
     def _plan(self, now_s: float, view: ClusterView, due: tuple[str, ...]) -> list[Action]:
         """From the proposals to orders, and the record of all of it."""
@@ -280,17 +284,30 @@ class Planner:
         """The fast loop; who has not seen any work yet waits for it before it shrinks."""
         assert self._begun_s is not None
         waits = not self._worked and not self.traffic.seen_traffic and now_s - self._begun_s < self.settings.hold_s
-        work = self.traffic.work()
+        work, rps = self.traffic.work(), self._rps(reading)
         found = {}
         for role, count in counts.items():
             said = vote(self.settings, self.models[role], heard[role], count, work, role)
             idle = all(engine.idle for engine in heard[role].engines)
-            if waits and said.workers < count.current:
+            if said.workers > count.current and not count.pending:
+                self._past[role].grew(count.ready, rps, now_s)
+            if said.workers < count.current and (waits or not self._bounded(role)):
                 said = Vote(workers=count.current, reason=PlanReason.AWAITING_FIRST_TRAFFIC)
+            elif said.workers < count.current and self._past[role].forbids(said.workers, rps, now_s):
+                said = Vote(workers=count.current, reason=PlanReason.REFUSED_CONSOLIDATION)
             elif count.current == 1 and idle and self._nobody_comes(role, reading):
                 said = Vote(workers=0, reason=PlanReason.SCALE_DOWN)
             found[role] = said
         return found
+
+    def _rps(self, reading: Reading) -> float | None:
+        """The demand of the last window in requests per second; None where it is not known."""
+        return None if reading.fed is None else reading.fed / self.settings.throughput_adjustment_interval_s
+
+    def _bounded(self, role: Role) -> bool:
+        """Whether the slow loop, where it runs, has said how few there may be: before, the fast one never shrinks."""
+        need = self._needs.get(role)
+        return not self.settings.scales_throughput or (need is not None and need.workers is not None)
 
     def _nobody_comes(self, role: Role, reading: Reading) -> bool:
         """Whether the last worker of a role may go: none need be there, and none has come or is expected."""
@@ -303,10 +320,15 @@ class Planner:
     def _claims(self, now_s: float, counts: Mapping[Role, Count], votes: Mapping[Role, Vote]) -> list[Claim]:
         return [self._claim(role, counts[role], votes.get(role), now_s) for role in self._patience]
 
-    def _claim(self, role: Role, count: Count, said: Vote | None, now_s: float) -> Claim:
+    def _claim(self, role: Role, count: Count, said: Vote | None, now_s: float, *, ruled: bool = False) -> Claim:
+        """One role before the constraints; `ruled`: by the forecast alone, whatever the twin or the engines say."""
         need, patience = self._needs.get(role), self._patience[role]
         start = count.current if self.settings.drift_policy == "adopt" else self._held.get(role, count.current)
+        if said is not None and said.workers == count.current:
+            said = Vote(workers=start, reason=said.reason)  # it wants nothing; what was ordered before stands
         want, reason = self._reconciled(role, start, said, need)
+        if ruled and need is not None and need.workers is not None:
+            want = need.workers
         if self._awake() and want < 1:
             want, reason = 1, PlanReason.NO_CHANGE
         closed = self.settings.confirm and self._open_decision is not None
@@ -407,6 +429,10 @@ def build(settings: PlannerSettings, plugins: Mapping[str, Maker] = MappingProxy
     """The planner for these settings; `plugins` are forecasters by name."""
     to_zero = any(pool.min_endpoint == 0 for pool in settings.pools)
     return WakingPlanner(settings, plugins) if to_zero else Planner(settings, plugins)
+
+
+def _wait_until(due_s: float) -> SetTimer:
+    return SetTimer(name=WAIT, due_s=due_s, background=True, reason="go on without the twin")
 
 
 def _every(interval_s: float, tick_s: float) -> int:
