@@ -20,9 +20,10 @@ from policies.cluster.twin_asks import AskTwin, Outcome, Plan, RoleState, Scenar
 from policies.planner.constrain import Bounds
 from policies.planner.fleet import Count
 from policies.planner.lookahead import RULE, Choice, Counts, Frame, choose, judged, plans, prescreened
+from policies.planner.lookahead_settings import LookaheadSettings
 from policies.planner.propose import Need
 from policies.planner.samples import Heard
-from policies.planner.settings import LookaheadSettings, PlannerSettings
+from policies.planner.settings import PlannerSettings
 from policies.planner.step_model import StepModel
 from policies.planner.trust import Trust
 from policies.planner.windows import Traffic

@@ -17,7 +17,7 @@ from statistics import fmean, stdev
 from policies.cluster.ids import Role
 from policies.cluster.twin_asks import Outcome, Plan, PlanStep, RoleCount
 from policies.frozen import frozen
-from policies.planner.settings import LookaheadSettings
+from policies.planner.lookahead_settings import LookaheadSettings
 
 _T95 = (
     6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812,

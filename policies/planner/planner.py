@@ -33,26 +33,25 @@ from policies.cluster.traffic import ForwardPass, TrafficWindow
 from policies.cluster.twin_asks import TwinAnswered
 from policies.planner import records
 from policies.planner.asking import Asking
-from policies.planner.constrain import Bounds, Claim, Verdict, constrain
-from policies.planner.experience import Experience
+from policies.planner.constrain import Bounds, Claim, Verdict
+from policies.planner.fast_loop import FastLoop
 from policies.planner.fleet import Count, Fleet
 from policies.planner.forecast.build import Maker, forecaster
 from policies.planner.forecast.guarded import Guarded
 from policies.planner.load import Vote
-from policies.planner.merge import Kind, Proposal, merged
 from policies.planner.patience import Patience
-from policies.planner.propose import Need, needs, vote
+from policies.planner.reconcile import claim, judged, only_said, wanted
 from policies.planner.samples import Heard, Passes
 from policies.planner.settings import PlannerSettings
+from policies.planner.slow_loop import SlowLoop
 from policies.planner.step_model import StepModel
-from policies.planner.windows import Reading, Traffic
+from policies.planner.windows import Traffic
 
 TICK, WAIT = "tick", "planner-twin"
 
 _WORKERS: frozenset[type[Event]] = frozenset(
     {WorkerUp, WorkerLost, WorkerDraining, WorkerRecalled, WorkerStarting, WorkerStartFailed, WorkerStartCancelled}
 )
-_HOLDS = (PlanReason.NO_CHANGE, PlanReason.REFUSED_CONSOLIDATION)
 
 
 class Planner:
@@ -85,17 +84,16 @@ class Planner:
         self.counters: dict[str, int] = {}
         """What happened how often, beside what records tell: `scale_changes.<role>.<dir>`, `budget_clamped`,
         `external_changes`, `start_failed.<role>`, `scale_timeout.<role>`, `decisions_failed`."""
+        self.slow = SlowLoop(s, self.traffic, self.models)
+        self.fast = FastLoop(s, self.traffic, self.models, self.slow)
         self.asking = Asking(s, self.traffic, self.models)
         self._fleet = Fleet()
         self._patience = {pool.role: Patience(s) for pool in s.pools}
-        self._past = {pool.role: Experience(s.hold_s, s.load_scaling_down_sensitivity) for pool in s.pools}
-        self._needs: dict[Role, Need] = {}
         self._held: dict[Role, int] = {}  # what each role was last left at
         self._open_decision: int | None = None
         self._decisions = self._ticks = self._records = 0
         self._begun_s: float | None = None
         self._woken_s: float | None = None
-        self._worked = False  # whether any engine has been seen at work
 
     # ------------------------------------------------------------ events
 
@@ -165,46 +163,22 @@ class Planner:
         fast = s.scales_load and self._ticks % _every(s.load_adjustment_interval_s, s.tick_s) == 0
         orders: list[Action] = [self._next_tick()]
         if slow:
-            reading = self.traffic.at(now_s)
-            self._needs = self._slow(reading, view)
+            self.slow.look(self.traffic.at(now_s), self._counts(view))
             asked = self._ask(now_s, view)
             orders += asked
             slow = not asked
         due = ("throughput",) * slow + ("load",) * fast
         return orders + self._plan(now_s, view, due) if due else orders
 
-    def _slow(self, reading: Reading, view: ClusterView) -> dict[Role, Need]:
-        """What the forecast needs. The fast loop is given how few there may be: then each bound starts from the last
-        one, and needs what the very next interval does; else an order of now must last until it is ready."""
-        s = self.settings
-        interval_s = s.throughput_adjustment_interval_s
-        ahead = self.traffic.num_req.path(1 if s.scales_load else s.horizon)
-        rps = max(ahead) / interval_s if ahead else None
-        now: dict[Role, int] = {}
-        for pool in s.pools:
-            before = self._needs.get(pool.role)
-            bound = pool.min_endpoint if before is None or before.workers is None else before.workers
-            now[pool.role] = bound if s.scales_load else self._fleet.count(view, pool.role).current
-        found = needs(s, self.models, reading, self.traffic.work(), rps, now)
-        return {role: self._kept(role, need) for role, need in found.items()} if s.scales_load else found
-
-    def _kept(self, role: Role, need: Need) -> Need:
-        """A bound stays while nothing new can be told."""
-        before = self._needs.get(role)
-        if need.workers is not None or before is None or before.workers is None:
-            return need
-        return Need(workers=before.workers, hold=need.hold, capacity=before.capacity)
-
     def _ask(self, now_s: float, view: ClusterView) -> list[Action]:
         """Ask the twin, where that is wanted and possible: then the answer is waited for."""
-        if not self.asking.on or any(need.hold is not None for need in self._needs.values()):
+        if not self.asking.on or not self.slow.tells:
             self.asking.forget()
             return []
-        counts = {role: self._fleet.count(view, role) for role in self._patience}
-        heard = {role: self.passes.heard(view, role, now_s) for role in self._patience}
-        claims = [self._claim(role, count, None, now_s, ruled=True) for role, count in counts.items()]
-        rule = {role: verdict.final for role, verdict in self._judged(claims).items()}
-        question = self.asking.ask(now_s, counts, heard, rule, self._needs, self.bounds)
+        counts, heard = self._counts(view), self._heard(view, now_s)
+        verdicts = self._judged(self._claims(now_s, counts, {}, ruled=True))
+        rule = {role: verdict.final for role, verdict in verdicts.items()}
+        question = self.asking.ask(now_s, counts, heard, rule, self.slow.needs, self.bounds)
         if question is None:
             return []
         self.asking.waits = True
@@ -213,38 +187,25 @@ class Planner:
     def _plan(self, now_s: float, view: ClusterView, due: tuple[str, ...]) -> list[Action]:
         """From the proposals to orders, and the record of all of it."""
         orders, notices = self._look(now_s, view)
-        counts = {role: self._fleet.count(view, role) for role in self._patience}
-        reading = self.traffic.at(now_s)
-        heard = {role: self.passes.heard(view, role, now_s) for role in self._patience}
-        self._worked = self._worked or any(not e.idle for h in heard.values() for e in h.engines)
-        votes = self._votes(now_s, counts, heard, reading) if "load" in due else {}
-        for claim in self._claims(now_s, counts, votes):
-            self._patience[claim.role].wants_fewer(claim.want < claim.current)
+        reading, counts, heard = self.traffic.at(now_s), self._counts(view), self._heard(view, now_s)
+        votes = self.fast.votes(now_s, counts, heard, reading) if "load" in due else {}
+        for one in self._claims(now_s, counts, votes):
+            self._patience[one.role].wants_fewer(one.want < one.current)
         claims = self._claims(now_s, counts, votes)
         verdicts = self._judged(claims)
         if self.settings.advisory:
-            verdicts = {role: _only_said(v, counts[role].current) for role, v in verdicts.items()}
+            verdicts = {role: only_said(v, counts[role].current) for role, v in verdicts.items()}
         else:
             orders += self._execute(view, counts, verdicts)
         self._records += 1
-        decided = [a for a in orders if getattr(a, "decision_id", None) is not None]
+        decided = any(getattr(order, "decision_id", None) is not None for order in orders)
         note = Tick(
             number=self._records,
             due=due,
             demand=records.demand(self.traffic, reading, now_s),
             forecasts=records.forecasts(self.traffic, self.settings),
             models=records.step_costs(self.models, now_s),
-            roles=tuple(
-                records.role_tick(
-                    claim,
-                    verdicts[claim.role],
-                    self._needs.get(claim.role),
-                    votes.get(claim.role),
-                    self.asking.answers.get(claim.role),
-                    heard[claim.role],
-                )
-                for claim in claims
-            ),
+            roles=records.role_ticks(claims, verdicts, self.slow.needs, votes, self.asking.answers, heard),
             gpus=records.gpus(claims, self.settings),
             budget=self.bounds.most,
             notices=tuple(notices),
@@ -253,6 +214,12 @@ class Planner:
             trusted=self.asking.trusted,
         )
         return [*orders, NotePlan(tick=note, reason=_told(note))]
+
+    def _counts(self, view: ClusterView) -> dict[Role, Count]:
+        return {role: self._fleet.count(view, role) for role in self._patience}
+
+    def _heard(self, view: ClusterView, now_s: float) -> dict[Role, Heard]:
+        return {role: self.passes.heard(view, role, now_s) for role in self._patience}
 
     def _look(self, now_s: float, view: ClusterView) -> tuple[list[Action], list[str]]:
         """What somebody should know; starts that take too long are given up."""
@@ -278,103 +245,37 @@ class Planner:
             notices.append("budget_below_minimum")
         return orders, notices
 
-    def _votes(
-        self, now_s: float, counts: Mapping[Role, Count], heard: Mapping[Role, Heard], reading: Reading
-    ) -> dict[Role, Vote]:
-        """The fast loop; who has not seen any work yet waits for it before it shrinks."""
-        assert self._begun_s is not None
-        waits = not self._worked and not self.traffic.seen_traffic and now_s - self._begun_s < self.settings.hold_s
-        work, rps = self.traffic.work(), self._rps(reading)
-        found = {}
-        for role, count in counts.items():
-            said = vote(self.settings, self.models[role], heard[role], count, work, role)
-            idle = all(engine.idle for engine in heard[role].engines)
-            if said.workers > count.current and not count.pending:
-                self._past[role].grew(count.ready, rps, now_s)
-            if said.workers < count.current and (waits or not self._bounded(role)):
-                said = Vote(workers=count.current, reason=PlanReason.AWAITING_FIRST_TRAFFIC)
-            elif said.workers < count.current and self._past[role].forbids(said.workers, rps, now_s):
-                said = Vote(workers=count.current, reason=PlanReason.REFUSED_CONSOLIDATION)
-            elif count.current == 1 and idle and self._nobody_comes(role, reading):
-                said = Vote(workers=0, reason=PlanReason.SCALE_DOWN)
-            found[role] = said
-        return found
-
-    def _rps(self, reading: Reading) -> float | None:
-        """The demand of the last window in requests per second; None where it is not known."""
-        return None if reading.fed is None else reading.fed / self.settings.throughput_adjustment_interval_s
-
-    def _bounded(self, role: Role) -> bool:
-        """Whether the slow loop, where it runs, has said how few there may be: before, the fast one never shrinks."""
-        need = self._needs.get(role)
-        return not self.settings.scales_throughput or (need is not None and need.workers is not None)
-
-    def _nobody_comes(self, role: Role, reading: Reading) -> bool:
-        """Whether the last worker of a role may go: none need be there, and none has come or is expected."""
-        need = self._needs.get(role)
-        expected = need is not None and need.workers
-        return self.settings.pool(role).min_endpoint == 0 and reading.fed == 0 and not expected
-
-    # ------------------------------------------------------------ reconcile, constrain
-
-    def _claims(self, now_s: float, counts: Mapping[Role, Count], votes: Mapping[Role, Vote]) -> list[Claim]:
-        return [self._claim(role, counts[role], votes.get(role), now_s) for role in self._patience]
-
-    def _claim(self, role: Role, count: Count, said: Vote | None, now_s: float, *, ruled: bool = False) -> Claim:
-        """One role before the constraints; `ruled`: by the forecast alone, whatever the twin or the engines say."""
-        need, patience = self._needs.get(role), self._patience[role]
-        start = count.current if self.settings.drift_policy == "adopt" else self._held.get(role, count.current)
-        if said is not None and said.workers == count.current:
-            said = Vote(workers=start, reason=said.reason)  # it wants nothing; what was ordered before stands
-        want, reason = self._reconciled(role, start, said, need)
-        if ruled and need is not None and need.workers is not None:
-            want = need.workers
-        if self._awake() and want < 1:
-            want, reason = 1, PlanReason.NO_CHANGE
+    def _claims(
+        self, now_s: float, counts: Mapping[Role, Count], votes: Mapping[Role, Vote], *, ruled: bool = False
+    ) -> list[Claim]:
+        """Every role before the constraints; `ruled`: by the forecast alone, whatever the twin or the engines say."""
         closed = self.settings.confirm and self._open_decision is not None
-        return Claim(
-            role=role,
-            ready=count.ready,
-            pending=count.pending,
-            draining=count.draining,
-            recallable=count.recallable,
-            want=want,
-            reason=_direction(want, count.current, reason),
-            patient=patience.may_shrink(now_s) and not closed,
-            cool_up=patience.may_grow(now_s),
-            growing=count.pending > 0 or patience.backs_off(now_s) or closed,
-        )
-
-    def _reconciled(self, role: Role, start: int, said: Vote | None, need: Need | None) -> tuple[int, PlanReason]:
-        """The proposals made into one: with a fast loop the slow one says how few, else how many."""
-        slow = self.asking.answers.get(role, None if need is None else need.workers)
-        hold = None if need is None else need.hold
-        if not self.settings.scales_load:
-            if slow is None:
-                return start, hold or PlanReason.NO_CHANGE
-            return slow, PlanReason.NO_CHANGE
-        proposals = []
-        if said is not None:
-            proposals.append(Proposal(kind=Kind.SET, workers=said.workers, by="load"))
-        if slow is not None:
-            proposals.append(Proposal(kind=Kind.AT_LEAST, workers=slow, by="throughput"))
-        want = merged(proposals, start)
-        assert want is not None
-        reason = said.reason if said is not None else hold or PlanReason.NO_CHANGE
-        if said is not None and said.workers < start <= want:
-            reason = PlanReason.CAPPED_BY_THROUGHPUT
-        return want, reason
+        claims = []
+        for role, count in counts.items():
+            need, said, patience = self.slow.needs.get(role), votes.get(role), self._patience[role]
+            start = count.current if self.settings.drift_policy == "adopt" else self._held.get(role, count.current)
+            if said is not None and said.workers == count.current:
+                said = Vote(workers=start, reason=said.reason)  # it wants nothing; what was ordered before stands
+            want, reason = wanted(self.settings.scales_load, start, said, need, self.asking.answers.get(role))
+            if ruled and need is not None and need.workers is not None:
+                want = need.workers
+            if self._awake() and want < 1:
+                want, reason = 1, PlanReason.NO_CHANGE
+            claims.append(
+                claim(
+                    role,
+                    count,
+                    want,
+                    reason,
+                    may_shrink=patience.may_shrink(now_s) and not closed,
+                    may_grow=patience.may_grow(now_s),
+                    busy=closed or patience.backs_off(now_s),
+                )
+            )
+        return claims
 
     def _judged(self, claims: list[Claim]) -> dict[Role, Verdict]:
-        found = constrain(claims, self.settings, self.bounds)
-        for claim in claims:
-            verdict, need = found[claim.role], self._needs.get(claim.role)
-            unreachable = need is not None and need.capacity is not None and need.capacity.unreachable
-            if unreachable and verdict.final == claim.current and verdict.reason is PlanReason.NO_CHANGE:
-                found[claim.role] = Verdict(
-                    bounded=verdict.bounded, final=verdict.final, reason=PlanReason.SLA_UNREACHABLE
-                )
-        return found
+        return judged(claims, self.settings, self.bounds, self.slow.needs)
 
     # ------------------------------------------------------------ execute
 
@@ -407,7 +308,7 @@ class Planner:
         """Somebody came while there was nobody: one worker of each role that has none."""
         asleep = any(self._fleet.count(view, role).current == 0 for role in self._patience)
         self._woken_s = now_s
-        self._worked = True
+        self.fast.worked = True
         return self._plan(now_s, view, ("wake",)) if asleep and not self.settings.advisory else []
 
     def _awake(self) -> bool:
@@ -437,22 +338,6 @@ def _wait_until(due_s: float) -> SetTimer:
 
 def _every(interval_s: float, tick_s: float) -> int:
     return round(interval_s / tick_s)
-
-
-def _direction(want: int, current: int, reason: PlanReason) -> PlanReason:
-    """The reason of a proposal, before anything constrains it."""
-    if want > current:
-        return PlanReason.SCALE_UP
-    if want < current:
-        return PlanReason.SCALE_DOWN
-    return PlanReason.NO_CHANGE if reason in (PlanReason.SCALE_UP, PlanReason.SCALE_DOWN) else reason
-
-
-def _only_said(verdict: Verdict, current: int) -> Verdict:
-    """Advisory: what would have been ordered, said and not done."""
-    if verdict.final == current:
-        return verdict
-    return Verdict(bounded=verdict.bounded, final=verdict.final, reason=PlanReason.ADVISORY)
 
 
 def _told(tick: Tick) -> str:

@@ -77,10 +77,26 @@ def step_costs(models: Mapping[Role, StepModel], now_s: float) -> tuple[StepCost
     return tuple(found)
 
 
-def role_tick(
+def role_ticks(
+    claims: Sequence[Claim],
+    verdicts: Mapping[Role, Verdict],
+    needs: Mapping[Role, Need],
+    votes: Mapping[Role, Vote],
+    answers: Mapping[Role, int],
+    heard: Mapping[Role, Heard],
+) -> tuple[RoleTick, ...]:
+    """Every role's way through the stages."""
+    return tuple(
+        _role_tick(
+            one, verdicts[one.role], needs.get(one.role), votes.get(one.role), answers.get(one.role), heard[one.role]
+        )
+        for one in claims
+    )
+
+
+def _role_tick(
     claim: Claim, verdict: Verdict, need: Need | None, vote: Vote | None, answer: int | None, heard: Heard
 ) -> RoleTick:
-    """One role's way through the stages."""
     can = None if need is None else need.capacity
     return RoleTick(
         role=claim.role,

@@ -15,7 +15,9 @@ from typing import Literal, get_args
 from policies.cluster.ids import Role
 from policies.errors import ConfigError
 from policies.frozen import frozen
+from policies.planner.checks import above_zero, one_of, within
 from policies.planner.forecast.build import ForecastSettings
+from policies.planner.lookahead_settings import LookaheadSettings
 from policies.planner.step_model import StepCoefficients
 
 Mode = Literal["disagg", "agg", "prefill", "decode"]
@@ -59,11 +61,11 @@ class PoolSettings:
 
     def __post_init__(self) -> None:
         for key in ("max_num_seqs", "max_batched_tokens", "max_kv_tokens"):
-            _within(key, getattr(self, key), 1)
-        _within("engine_num_gpu", self.engine_num_gpu, 1)
-        _within("context_tokens", self.context_tokens, 1)
-        _within("min_endpoint", self.min_endpoint, 0)
-        _within("nextn", self.nextn, 0)
+            within(key, getattr(self, key), 1)
+        within("engine_num_gpu", self.engine_num_gpu, 1)
+        within("context_tokens", self.context_tokens, 1)
+        within("min_endpoint", self.min_endpoint, 0)
+        within("nextn", self.nextn, 0)
         if self.up_above is not None and self.down_below is not None and self.down_below >= self.up_above:
             raise ConfigError(
                 f"planner.down_below is {self.down_below} and planner.up_above {self.up_above} for {self.role.value} "
@@ -74,43 +76,6 @@ class PoolSettings:
     def gpus(self) -> int:
         """GPUs of one worker; 1 where nobody says and no budget needs it."""
         return 1 if self.engine_num_gpu is None else self.engine_num_gpu
-
-
-@frozen
-class LookaheadSettings:
-    """How the twin is asked. `attainment`: share of requests within their limits that a plan must keep; `seeds` runs of
-    each plan and scenario; `change_cost_gpu_s` (λ) is what a change must save. `wait_s`: how long the rule-based plan
-    waits for an answer (0: one of the same instant counts). The rest are the safeguards of docs/planner.md.
-    """
-
-    attainment: float = 0.95
-    seeds: int = 2
-    most_plans: int = 24
-    most_asked: int = 12
-    reach: int = 2
-    change_cost_gpu_s: float = 0.0
-    wait_s: float = 0.0
-    deadline_share: float = 0.5
-    distrust_above: float = 0.25
-    trust_below: float = 0.20
-    least_completed: int = 30
-    trust_s: float = 86_400.0
-    save_share: float = 0.03
-    lift_points: float = 0.01
-    memo: int = 64
-
-    def __post_init__(self) -> None:
-        _within("lookahead.attainment", self.attainment, 0, 1)
-        _within("lookahead.deadline_share", self.deadline_share, 0, 1)
-        for key in ("seeds", "most_plans", "most_asked", "reach", "least_completed", "memo"):
-            _within(f"lookahead.{key}", getattr(self, key), 1)
-        for key in ("change_cost_gpu_s", "wait_s", "trust_s", "save_share", "lift_points"):
-            _within(f"lookahead.{key}", getattr(self, key), 0)
-        if self.trust_below > self.distrust_above:
-            raise ConfigError(
-                f"planner.lookahead.trust_below is {self.trust_below}, above distrust_above ({self.distrust_above}); "
-                "trust comes back at a smaller error than it goes"
-            )
 
 
 @frozen
@@ -159,15 +124,15 @@ class PlannerSettings:
 
     def __post_init__(self) -> None:
         for key, known in (("mode", Mode), ("optimization_target", Target), ("drift_policy", DriftPolicy)):
-            _one_of(key, getattr(self, key), get_args(known))
+            one_of(key, getattr(self, key), get_args(known))
         for key in ("ttft_s", "itl_s", "throughput_adjustment_interval_s", "load_adjustment_interval_s"):
-            _above_zero(key, getattr(self, key))
+            above_zero(key, getattr(self, key))
         for key in _AT_LEAST_ZERO:
-            _within(key, getattr(self, key), 0)
+            within(key, getattr(self, key), 0)
         for key in ("max_throughput_scaling_replicas", "max_num_fpm_samples", "load_min_observations"):
-            _within(key, getattr(self, key), 1)
-        _within("down_after_ticks", self.down_after_ticks, 1)
-        _within("load_scaling_down_sensitivity", self.load_scaling_down_sensitivity, 0.01, 1)
+            within(key, getattr(self, key), 1)
+        within("down_after_ticks", self.down_after_ticks, 1)
+        within("load_scaling_down_sensitivity", self.load_scaling_down_sensitivity, 0.01, 1)
         if math.isqrt(max(0, self.fpm_sample_bucket_size)) ** 2 != self.fpm_sample_bucket_size or not (
             self.fpm_sample_bucket_size
         ):
@@ -200,8 +165,8 @@ class PlannerSettings:
 
     def _check_budget(self) -> None:
         most, least = self.max_gpu_budget, self.min_gpu_budget
-        _within("max_gpu_budget", most, 0)
-        _within("min_gpu_budget", least, 0)
+        within("max_gpu_budget", most, 0)
+        within("min_gpu_budget", least, 0)
         if most is None and least is None:
             return
         unknown = [pool.role.value for pool in self.pools if pool.engine_num_gpu is None]
@@ -271,7 +236,7 @@ PRESETS: Mapping[str, Mapping[str, int | float]] = MappingProxyType(
 
 def with_preset(settings: PlannerSettings, name: str) -> PlannerSettings:
     """The settings with those of a preset. Raises ConfigError for one that is not known."""
-    _one_of("preset", name, tuple(PRESETS))
+    one_of("preset", name, tuple(PRESETS))
     return replace(settings, **PRESETS[name])  # type: ignore[arg-type]
 
 
@@ -289,19 +254,3 @@ _AT_LEAST_ZERO = (
     "alarm_after_failures",
     "seed",
 )
-
-
-def _within(key: str, value: float | None, least: float, most: float = math.inf) -> None:
-    if value is not None and not (math.isfinite(value) and least <= value <= most):
-        limit = f"{least:g} or more" if most == math.inf else f"{least:g} to {most:g}"
-        raise ConfigError(f"planner.{key} is {value}, it must be {limit}; change it or leave it out for its default")
-
-
-def _above_zero(key: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise ConfigError(f"planner.{key} is {value}, it must be above 0; change it or leave it out for its default")
-
-
-def _one_of(key: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ConfigError(f"planner.{key} is {value!r}, it must be one of {', '.join(known)}")

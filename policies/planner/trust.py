@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from policies.planner.settings import LookaheadSettings
+from policies.planner.lookahead_settings import LookaheadSettings
 
 _WEIGHT = 0.3
 """Of the newest error."""

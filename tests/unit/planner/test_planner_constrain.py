@@ -18,8 +18,9 @@ from policies.cluster.ticks import PlanReason
 from policies.errors import ConfigError
 from policies.planner.budget import Share, above_floor, fit, fit_from
 from policies.planner.constrain import Bounds, Claim, Verdict, constrain
+from policies.planner.lookahead_settings import LookaheadSettings
 from policies.planner.merge import Kind, Proposal, TimeBudget, merged
-from policies.planner.settings import LookaheadSettings, PlannerSettings, PoolSettings, with_preset
+from policies.planner.settings import PlannerSettings, PoolSettings, with_preset
 from policies.planner.who_goes import to_cancel, to_drain, to_recall
 
 

@@ -15,8 +15,8 @@ from policies.cluster.twin_asks import AskTwin, Outcome, Plan, PlanStep, RoleCou
 from policies.errors import ConfigError
 from policies.planner.asking import inner
 from policies.planner.lookahead import Frame, Judged, changes, choose, judged, plans, prescreened
+from policies.planner.lookahead_settings import LookaheadSettings
 from policies.planner.planner import Planner
-from policies.planner.settings import LookaheadSettings
 from policies.planner.trust import Trust
 
 P, D = Role.PREFILL, Role.DECODE
