@@ -34,12 +34,12 @@ from policies.cluster.twin_asks import TwinAnswered
 from policies.planner import records
 from policies.planner.asking import Asking
 from policies.planner.constrain import Bounds, Claim, Verdict
+from policies.planner.decisions import Decisions
 from policies.planner.fast_loop import FastLoop
 from policies.planner.fleet import Count, Fleet
 from policies.planner.forecast.build import Maker, forecaster
 from policies.planner.forecast.guarded import Guarded
 from policies.planner.load import Vote
-from policies.planner.patience import Patience
 from policies.planner.reconcile import claim, judged, only_said, wanted
 from policies.planner.samples import Heard, Passes
 from policies.planner.settings import PlannerSettings
@@ -81,19 +81,20 @@ class Planner:
         stale_s = 2 * s.load_adjustment_interval_s
         self.passes = Passes(self.models, stale_s, s.warmup_skip_s, s.warmup_skip_passes)
         self.bounds = Bounds(most=s.max_gpu_budget, least=s.min_gpu_budget)
-        self.counters: dict[str, int] = {}
-        """What happened how often, beside what records tell: `scale_changes.<role>.<dir>`, `budget_clamped`,
-        `external_changes`, `start_failed.<role>`, `scale_timeout.<role>`, `decisions_failed`."""
         self.slow = SlowLoop(s, self.traffic, self.models)
         self.fast = FastLoop(s, self.traffic, self.models, self.slow)
         self.asking = Asking(s, self.traffic, self.models)
         self._fleet = Fleet()
-        self._patience = {pool.role: Patience(s) for pool in s.pools}
-        self._held: dict[Role, int] = {}  # what each role was last left at
-        self._open_decision: int | None = None
-        self._decisions = self._ticks = self._records = 0
+        self._decisions = Decisions(s, self._fleet, self.traffic)
+        self._patience = self._decisions.patience
+        self._ticks = self._records = 0
         self._begun_s: float | None = None
         self._woken_s: float | None = None
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """What happened how often: see `Decisions`."""
+        return self._decisions.counters
 
     # ------------------------------------------------------------ events
 
@@ -118,7 +119,7 @@ class Planner:
             case GpuBudgetChanged():
                 self.bounds = Bounds(most=event.max_gpus, least=event.min_gpus)
             case ScaleDone() | ScaleFailed():
-                self._ended(event)
+                self._decisions.ended(event)
             case TwinAnswered():
                 if self.asking.answered(event):
                     orders += self._plan(event.at_s, view, ("answer",))
@@ -140,14 +141,7 @@ class Planner:
             case WorkerStartFailed() | WorkerStartCancelled():
                 role = self._fleet.start_ended(event.worker_id)
                 if role in self._patience and isinstance(event, WorkerStartFailed):
-                    self._patience[role].failed(event.at_s)
-                    self._count(f"start_failed.{role.value}")
-
-    def _ended(self, event: ScaleDone | ScaleFailed) -> None:
-        if event.decision_id == self._open_decision:
-            self._open_decision = None
-        if isinstance(event, ScaleFailed):
-            self._count("decisions_failed")
+                    self._decisions.start_failed(role, event.at_s)
 
     # ------------------------------------------------------------ a tick
 
@@ -186,7 +180,7 @@ class Planner:
 
     def _plan(self, now_s: float, view: ClusterView, due: tuple[str, ...]) -> list[Action]:
         """From the proposals to orders, and the record of all of it."""
-        orders, notices = self._look(now_s, view)
+        orders, notices = self._decisions.look(now_s, view, self.bounds)
         reading, counts, heard = self.traffic.at(now_s), self._counts(view), self._heard(view, now_s)
         votes = self.fast.votes(now_s, counts, heard, reading) if "load" in due else {}
         for one in self._claims(now_s, counts, votes):
@@ -196,7 +190,7 @@ class Planner:
         if self.settings.advisory:
             verdicts = {role: only_said(v, counts[role].current) for role, v in verdicts.items()}
         else:
-            orders += self._execute(view, counts, verdicts)
+            orders += self._decisions.execute(view, counts, verdicts)
         self._records += 1
         decided = any(getattr(order, "decision_id", None) is not None for order in orders)
         note = Tick(
@@ -209,7 +203,7 @@ class Planner:
             gpus=records.gpus(claims, self.settings),
             budget=self.bounds.most,
             notices=tuple(notices),
-            decision_id=self._decisions if decided else None,
+            decision_id=self._decisions.number if decided else None,
             plan=self.asking.plan,
             trusted=self.asking.trusted,
         )
@@ -221,39 +215,19 @@ class Planner:
     def _heard(self, view: ClusterView, now_s: float) -> dict[Role, Heard]:
         return {role: self.passes.heard(view, role, now_s) for role in self._patience}
 
-    def _look(self, now_s: float, view: ClusterView) -> tuple[list[Action], list[str]]:
-        """What somebody should know; starts that take too long are given up."""
-        orders: list[Action] = []
-        reading = self.traffic.at(now_s)
-        notices = list(reading.flags)
-        if reading.hold is PlanReason.NO_DATA and self.traffic.silent_s(now_s) > self.settings.no_data_alarm_s:
-            notices.append("no_data_alarm")
-        for role, patience in self._patience.items():
-            count = self._fleet.count(view, role)
-            if patience.look(count, now_s):
-                notices.append(f"scale_timeout.{role.value}")
-                self._count(f"scale_timeout.{role.value}")
-                self._open_decision = None
-                if not self.settings.advisory:
-                    orders += self._fleet.cancel_all(view, role, "not up in time: given up, tried again later")
-            if patience.alarmed:
-                notices.append(f"starts_fail.{role.value}")
-            if self._fleet.strangers_of(role) and role in self._held:
-                notices.append(f"external_change.{role.value}")
-                self._count("external_changes")
-        if self.bounds.most is not None and self.settings.least_gpus > self.bounds.most:
-            notices.append("budget_below_minimum")
-        return orders, notices
-
     def _claims(
         self, now_s: float, counts: Mapping[Role, Count], votes: Mapping[Role, Vote], *, ruled: bool = False
     ) -> list[Claim]:
         """Every role before the constraints; `ruled`: by the forecast alone, whatever the twin or the engines say."""
-        closed = self.settings.confirm and self._open_decision is not None
+        closed = self.settings.confirm and self._decisions.open is not None
         claims = []
         for role, count in counts.items():
             need, said, patience = self.slow.needs.get(role), votes.get(role), self._patience[role]
-            start = count.current if self.settings.drift_policy == "adopt" else self._held.get(role, count.current)
+            start = (
+                count.current
+                if self.settings.drift_policy == "adopt"
+                else self._decisions.held.get(role, count.current)
+            )
             if said is not None and said.workers == count.current:
                 said = Vote(workers=start, reason=said.reason)  # it wants nothing; what was ordered before stands
             want, reason = wanted(self.settings.scales_load, start, said, need, self.asking.answers.get(role))
@@ -277,33 +251,6 @@ class Planner:
     def _judged(self, claims: list[Claim]) -> dict[Role, Verdict]:
         return judged(claims, self.settings, self.bounds, self.slow.needs)
 
-    # ------------------------------------------------------------ execute
-
-    def _execute(
-        self, view: ClusterView, counts: Mapping[Role, Count], verdicts: Mapping[Role, Verdict]
-    ) -> list[Action]:
-        targets = {}
-        for role, verdict in verdicts.items():
-            current = counts[role].current
-            if verdict.reason in (PlanReason.BUDGET_FIT, PlanReason.BUDGET_HOLD):
-                self._count("budget_clamped")
-            self._held[role] = verdict.final
-            if verdict.final != current:
-                direction = "up" if verdict.final > current else "down"
-                self._count(f"scale_changes.{role.value}.{direction}")
-                targets[role] = (verdict.final, f"{verdict.reason.value}: {role.value} {current} to {verdict.final}")
-        if not targets:
-            return []
-        pools = {pool.role: pool for pool in self.settings.pools}
-        decision_id = self._decisions + 1
-        orders = list(self._fleet.orders(view, targets, pools, decision_id, self.settings.drain_timeout_s))
-        if orders:
-            self._decisions = decision_id
-            self._open_decision = decision_id
-            for role in targets:
-                self._patience[role].ordered()
-        return orders
-
     def _wake(self, now_s: float, view: ClusterView) -> list[Action]:
         """Somebody came while there was nobody: one worker of each role that has none."""
         asleep = any(self._fleet.count(view, role).current == 0 for role in self._patience)
@@ -315,9 +262,6 @@ class Planner:
         """Whether somebody came whom no window shows yet."""
         window = self.traffic.window
         return self._woken_s is not None and (window is None or window.t0_s <= self._woken_s)
-
-    def _count(self, what: str) -> None:
-        self.counters[what] = self.counters.get(what, 0) + 1
 
 
 class WakingPlanner(Planner):
