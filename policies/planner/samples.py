@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import fields
+from operator import attrgetter
 
 from policies.cluster.events import WorkerUp
 from policies.cluster.ids import Role, WorkerId
@@ -17,7 +18,7 @@ from policies.cluster.traffic import ForwardPass, PassLoad
 from policies.frozen import frozen
 from policies.planner.step_model import Sample, StepModel
 
-_FIELDS = tuple(one.name for one in fields(PassLoad))
+_VALUES = attrgetter(*(one.name for one in fields(PassLoad)))
 Rank = tuple[WorkerId, int]
 
 
@@ -120,8 +121,7 @@ class Passes:
             return "no_worker"
         if event.unreadable is not None:
             return "unreadable"
-        values = [getattr(load, name) for load in (event.scheduled, event.queued) for name in _FIELDS]
-        values.append(event.wall_time_s)
+        values = (event.wall_time_s, *_VALUES(event.scheduled), *_VALUES(event.queued))
         if not all(map(math.isfinite, values)):
             return "not_finite"
         if min(values) < 0:

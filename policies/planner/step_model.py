@@ -10,6 +10,7 @@ sign, too few passes, all alike) is not used.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from statistics import median
 
 from policies.cluster.ids import Role
@@ -57,7 +58,11 @@ class StepModel:
         self.role = role
         self._prior = prior
         self._most, self._buckets, self._least = most, buckets, least
-        self._samples: list[Sample] = []
+        self._per_axis = buckets if role is Role.PREFILL else math.isqrt(buckets)
+        self._range = _Range()
+        self._cells: dict[tuple[int, int], list[tuple[int, Sample]]] = {}  # numbered, oldest first
+        self._count = self._number = 0
+        self._newest_s: float | None = None
         self._fresh = False
         self._fit: StepCoefficients | None = None
         self._r2: float | None = None
@@ -85,107 +90,142 @@ class StepModel:
 
     @property
     def samples(self) -> tuple[Sample, ...]:
-        return tuple(self._samples)
+        return tuple(sample for _, sample in sorted((one for cell in self._cells.values() for one in cell), key=_first))
 
     def age_s(self, now_s: float) -> float | None:
         """Since the newest pass that was learned from; None before any."""
-        return now_s - self._samples[-1].at_s if self._samples else None
+        return None if self._newest_s is None else now_s - self._newest_s
 
     # ------------------------------------------------------------ learning
 
     def learn(self, sample: Sample) -> bool:
         """Take in one pass; False where it is not learned from."""
-        if not all(map(math.isfinite, (sample.x, sample.kv, sample.seconds))) or sample.seconds <= 0:
+        x, kv, seconds = sample.x, sample.kv, sample.seconds
+        if not (math.isfinite(x) and math.isfinite(kv) and math.isfinite(seconds)) or seconds <= 0:
             return False
-        cells = self._cells([*self._samples, sample])
-        alike = [old.seconds for old, cell in zip(self._samples, cells, strict=False) if cell == cells[-1]]
-        if alike and sample.seconds > _OUTLIER * median(alike):
+        if self._range.widen(x, kv):
+            kept = sorted((one for cell in self._cells.values() for one in cell), key=_first)
+            self._cells = {}
+            for one in kept:
+                self._cells.setdefault(self._cell(one[1]), []).append(one)
+        alike = self._cells.setdefault(self._cell(sample), [])
+        if _is_outlier(seconds, [old.seconds for _, old in alike]):
             self.outliers += 1
             return False
-        self._samples.append(sample)
+        self._number += 1
+        alike.append((self._number, sample))
+        self._newest_s = sample.at_s
+        self._count += 1
         self._fresh = False
-        if len(self._samples) > self._most:
-            self._forget(cells)
+        if self._count > self._most:
+            fullest = max(self._cells.values(), key=lambda cell: (len(cell), -cell[0][0] if cell else 0))
+            del fullest[0]  # the oldest of the fullest; of equally full ones, that whose oldest is oldest
+            self._count -= 1
         return True
 
-    def _forget(self, cells: list[tuple[int, int]]) -> None:
-        """The oldest of the fullest bucket; of equally full ones, the one whose oldest is oldest."""
-        counts: dict[tuple[int, int], int] = {}
-        for cell in cells:
-            counts[cell] = counts.get(cell, 0) + 1
-        fullest = max(counts.values())
-        del self._samples[next(i for i, cell in enumerate(cells) if counts[cell] == fullest)]
-
-    def _cells(self, samples: list[Sample]) -> list[tuple[int, int]]:
-        """The bucket of each pass: equal cuts of the range of each axis."""
-        per_axis = self._buckets if self.role is Role.PREFILL else math.isqrt(self._buckets)
-        xs = _cuts([s.x for s in samples], per_axis)
-        kvs = [0] * len(samples) if self.role is Role.PREFILL else _cuts([s.kv for s in samples], per_axis)
-        return list(zip(xs, kvs, strict=True))
+    def _cell(self, sample: Sample) -> tuple[int, int]:
+        """The bucket of a pass: equal cuts of the range that was seen, of each axis that counts."""
+        kv = 0 if self.role is Role.PREFILL else self._range.kv_cut(sample.kv, self._per_axis)
+        return self._range.x_cut(sample.x, self._per_axis), kv
 
     # ------------------------------------------------------------ fitting
 
     def _fitted(self) -> StepCoefficients | None:
         if not self._fresh:
             self._fit, self._r2 = None, None
-            if len(self._samples) >= self._least:
-                self._fit = self._allowed()
+            samples = self.samples
+            if len(samples) >= self._least:
+                self._fit = self._allowed(samples)
             if self._fit is not None:
-                self._r2 = self._explained(self._fit)
+                self._r2 = _explained(self._fit, samples)
             self._fresh = True
         return self._fit
 
-    def _allowed(self) -> StepCoefficients | None:
+    def _allowed(self, samples: Sequence[Sample]) -> StepCoefficients | None:
         """The fit, where its signs can be: no slope below zero, except that of sequences, which then counts as none."""
         use_kv = self.role is not Role.PREFILL
-        found = self._solved(use_x=True, use_kv=use_kv)
+        found = _solved(samples, use_x=True, use_kv=use_kv)
         if found is None:
             return None
         if self.role is Role.DECODE and found.per_x_s < 0:
-            found = self._solved(use_x=False, use_kv=True) if found.per_x_s < _NOISE else _without_x(found)
+            found = _solved(samples, use_x=False, use_kv=True) if found.per_x_s < _NOISE else _without_x(found)
             if found is None:
                 return None
         elif found.per_x_s < 0:
             return None
         return found if found.per_kv_s >= 0 else None
 
-    def _solved(self, *, use_x: bool, use_kv: bool) -> StepCoefficients | None:
-        """Least squares on centred columns of unit spread; None where nothing varies, so that no slope can be told."""
-        columns = [[s.x for s in self._samples]] * use_x + [[s.kv for s in self._samples]] * use_kv
-        y = [s.seconds for s in self._samples]
-        n = len(y)
-        means = [math.fsum(column) / n for column in columns]
-        centred = [[v - mean for v in column] for column, mean in zip(columns, means, strict=True)]
-        spreads = [math.sqrt(dot(column, column) / n) for column in centred]
-        varies = [spread > 1e-9 * (1 + abs(mean)) for spread, mean in zip(spreads, means, strict=True)]
-        if not any(varies):
-            return None
-        used = [j for j, v in enumerate(varies) if v]
-        rows = [[centred[j][i] / spreads[j] for j in used] for i in range(n)]
-        mean_y = math.fsum(y) / n
-        found = solve_ridge(rows, [v - mean_y for v in y], [_TINY_RIDGE * n] * len(used))
-        if found is None:
-            return None
-        slopes = [0.0] * len(columns)
-        for j, slope in zip(used, found, strict=True):
-            slopes[j] = slope / spreads[j]
-        base_s = mean_y - dot(slopes, means)
-        per_x_s = slopes[0] if use_x else 0.0
-        return StepCoefficients(base_s=base_s, per_x_s=per_x_s, per_kv_s=slopes[-1] if use_kv else 0.0)
-
-    def _explained(self, fit: StepCoefficients) -> float | None:
-        y = [s.seconds for s in self._samples]
-        mean = math.fsum(y) / len(y)
-        total = math.fsum((v - mean) ** 2 for v in y)
-        missed = math.fsum((s.seconds - fit.seconds(s.x, s.kv)) ** 2 for s in self._samples)
-        return 1 - missed / total if total > 0 else None
-
 
 def _without_x(fit: StepCoefficients) -> StepCoefficients:
     return StepCoefficients(base_s=fit.base_s, per_x_s=0.0, per_kv_s=fit.per_kv_s)
 
 
-def _cuts(values: list[float], n: int) -> list[int]:
-    low, high = min(values), max(values)
+def _solved(samples: Sequence[Sample], *, use_x: bool, use_kv: bool) -> StepCoefficients | None:
+    """Least squares on centred columns of unit spread; None where nothing varies, so that no slope can be told."""
+    columns = [[s.x for s in samples]] * use_x + [[s.kv for s in samples]] * use_kv
+    y = [s.seconds for s in samples]
+    n = len(y)
+    means = [math.fsum(column) / n for column in columns]
+    centred = [[v - mean for v in column] for column, mean in zip(columns, means, strict=True)]
+    spreads = [math.sqrt(dot(column, column) / n) for column in centred]
+    varies = [spread > 1e-9 * (1 + abs(mean)) for spread, mean in zip(spreads, means, strict=True)]
+    if not any(varies):
+        return None
+    used = [j for j, v in enumerate(varies) if v]
+    rows = [[centred[j][i] / spreads[j] for j in used] for i in range(n)]
+    mean_y = math.fsum(y) / n
+    found = solve_ridge(rows, [v - mean_y for v in y], [_TINY_RIDGE * n] * len(used))
+    if found is None:
+        return None
+    slopes = [0.0] * len(columns)
+    for j, slope in zip(used, found, strict=True):
+        slopes[j] = slope / spreads[j]
+    base_s = mean_y - dot(slopes, means)
+    per_x_s = slopes[0] if use_x else 0.0
+    return StepCoefficients(base_s=base_s, per_x_s=per_x_s, per_kv_s=slopes[-1] if use_kv else 0.0)
+
+
+def _explained(fit: StepCoefficients, samples: Sequence[Sample]) -> float | None:
+    y = [s.seconds for s in samples]
+    mean = math.fsum(y) / len(y)
+    total = math.fsum((v - mean) ** 2 for v in y)
+    missed = math.fsum((s.seconds - fit.seconds(s.x, s.kv)) ** 2 for s in samples)
+    return 1 - missed / total if total > 0 else None
+
+
+def _first(numbered: tuple[int, Sample]) -> int:
+    return numbered[0]
+
+
+def _is_outlier(seconds: float, alike: list[float]) -> bool:
+    """Against those of its bucket; the least of them, which is quick to find, settles nearly all."""
+    return bool(alike) and seconds > _OUTLIER * min(alike) and seconds > _OUTLIER * median(alike)
+
+
+class _Range:
+    """The range of x and kv that was seen."""
+
+    __slots__ = ("_kv_high", "_kv_low", "_x_high", "_x_low")
+
+    def __init__(self) -> None:
+        self._x_low = self._kv_low = math.inf
+        self._x_high = self._kv_high = -math.inf
+
+    def widen(self, x: float, kv: float) -> bool:
+        """Whether a pass lies outside; then the range includes it."""
+        if self._x_low <= x <= self._x_high and self._kv_low <= kv <= self._kv_high:
+            return False
+        self._x_low, self._x_high = min(self._x_low, x), max(self._x_high, x)
+        self._kv_low, self._kv_high = min(self._kv_low, kv), max(self._kv_high, kv)
+        return True
+
+    def x_cut(self, x: float, n: int) -> int:
+        return _cut(x, self._x_low, self._x_high, n)
+
+    def kv_cut(self, kv: float, n: int) -> int:
+        return _cut(kv, self._kv_low, self._kv_high, n)
+
+
+def _cut(value: float, low: float, high: float, n: int) -> int:
     width = (high - low) / n
-    return [min(n - 1, int((v - low) / width)) if width > 0 else 0 for v in values]
+    return min(n - 1, int((value - low) / width)) if width > 0 else 0

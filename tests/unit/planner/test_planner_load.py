@@ -18,7 +18,7 @@ from policies.planner.load import by_sla, by_thresholds, consolidates
 from policies.planner.samples import Engine
 from policies.planner.settings import PoolSettings
 from policies.planner.step_model import StepCoefficients
-from policies.planner.throughput import workers_for
+from policies.planner.throughput import needed, workers_for
 
 COSTS = {
     Role.PREFILL: StepCoefficients(base_s=0.010, per_x_s=20e-6),
@@ -49,6 +49,8 @@ def test_u5_c18c_noise_around_a_whole_number_is_one_change(shared: Path) -> None
         n = workers_for(n, demand, 5.0, 0.8, 1)
         seen.append(n)
     assert seen == [2, *[3] * 11]
+    plain = [needed(demand, 5.0) for demand in demands]
+    assert sum(a != b for a, b in pairwise(plain)) == 11
     assert workers_for(n, 24.0, 5.0, 0.8, 1) == 5
 
 
