@@ -84,6 +84,7 @@ class Plant:
     twin: Callable[[AskTwin], tuple[Outcome, ...]] | None = None
     think_s: float = 0.0
     drain_s: float = 20.0
+    told_after_s: float = 0.0  # from the order to drain until it is heard of
     startup_s: float | None = None
     passes: int = 1
     journaled: bool = False
@@ -192,6 +193,8 @@ class Plant:
                 if action.worker_id in self.controller.view.starting:
                     self._gone(action.worker_id)
                     self.post(WorkerStartCancelled(at_s=self.now_s, worker_id=action.worker_id))
+            case DrainWorker() if self.told_after_s:
+                self.at(self.now_s + self.told_after_s, _WORKER, lambda: self.drain(action.worker_id))
             case DrainWorker():
                 self.drain(action.worker_id)
             case RecallWorker():

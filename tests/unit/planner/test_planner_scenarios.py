@@ -262,6 +262,14 @@ def test_a_draining_worker_is_called_back_before_another_is_started() -> None:
     assert plant.n(P) == 2
 
 
+def test_who_was_told_to_go_is_not_told_again_before_it_is_heard_of() -> None:
+    made = planned(P, optimization_target="latency", load_scaling=True)
+    plant = Plant(made, steady(0.2), {P: 4}, told_after_s=13.0).run(200)
+    drained = [a.worker_id for _, a in plant.changes(DrainWorker) if isinstance(a, DrainWorker)]
+    assert len(drained) == len(set(drained)) == 3
+    assert plant.n(P) == 1
+
+
 # ---------------------------------------------------------------- budget, hands, presets
 
 
