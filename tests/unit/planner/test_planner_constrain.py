@@ -47,6 +47,7 @@ def test_as_much_as_fits(
     assert fit(shares(*want, *gpus, least), budget) == result
 
 
+@pytest.mark.shared
 def test_c19_a_budget_is_a_ceiling(shared: Path) -> None:
     cases = json.loads((shared / "cases/inputs/c19_budget.json").read_text(encoding="utf-8"))["cases"]
     found = {}

@@ -41,6 +41,7 @@ def test_workers_for_a_demand(name: str, n: int, demand: float, rps: float, resu
     assert workers_for(n, demand, rps, 0.8, 1) == result
 
 
+@pytest.mark.shared
 def test_u5_c18c_noise_around_a_whole_number_is_one_change(shared: Path) -> None:
     with (shared / "cases/inputs/c18_demand.csv").open(encoding="utf-8") as lines:
         demands = [float(row["requests_per_second"]) for row in csv.DictReader(lines)]
@@ -197,6 +198,7 @@ def test_by_thresholds(
     assert easy(target, role, *values) == result
 
 
+@pytest.mark.shared
 def test_l14_c18a_what_the_rest_would_carry(shared: Path) -> None:
     with (shared / "cases/inputs/c18_utilisation.csv").open(encoding="utf-8") as lines:
         rows = [(int(row["replicas"]), float(row["kv_utilisation_each"])) for row in csv.DictReader(lines)]
