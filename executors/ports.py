@@ -107,7 +107,7 @@ class PortAllocator:
 
         `reuse`: connections that ended a minute ago are no owner. Servers see it so, but not all that engines bind.
         """
-        lock = os.open(_lock_folder() / str(port), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = os.open(lock_folder("ports") / str(port), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _try(self._host, port, reuse)
@@ -129,8 +129,9 @@ def _try(host: str, port: int, reuse: bool) -> None:
         probe.listen(1)
 
 
-def _lock_folder() -> Path:
-    folder = Path(tempfile.gettempdir()) / f"dynatwin-ports-{os.getuid()}"
+def lock_folder(of: str) -> Path:
+    """Where this user's processes on this machine keep from each other what they have; made where it is not there."""
+    folder = Path(tempfile.gettempdir()) / f"dynatwin-{of}-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():

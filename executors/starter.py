@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import os
 import secrets
 import shlex
 import shutil
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
@@ -18,6 +20,7 @@ from executors.engines.kv_tiers import KvPlaces, shared_memory
 from executors.engines.launch import Launch, Place, Ports, launch, port_needs
 from executors.engines.protocol import Engine
 from executors.engines.remote import Attached, Remote
+from executors.gpus import GpuAllocator, gpus_here
 from executors.ports import LOOPBACK, PortAllocator, bracketed
 from executors.process import EngineProcess
 from policies.cluster.ids import Role
@@ -34,6 +37,15 @@ class Model:
 
     checkpoint: str
     served_as: str
+
+    def is_quantized(self) -> bool:
+        """Whether the weights have a format of their own, as their config.json says; so too where there is none."""
+        file = Path(self.checkpoint) / "config.json"
+        try:
+            told = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return True
+        return not isinstance(told, dict) or bool(told.get("quantization_config"))
 
 
 @frozen
@@ -103,7 +115,7 @@ class Planned:
 class HostStarter:
     """`fleet.Starter` on this host. `pythons` names the interpreter of the environment that each engine is in,
     `folder` is where workers have their logs; `terms` are what engines are told. They listen on `host`;
-    `shared`: others than this process follow their KV events too."""
+    `shared`: others than this process follow their KV events too. Each has GPUs of its own, of those `gpus`."""
 
     def __init__(
         self,
@@ -116,16 +128,20 @@ class HostStarter:
         host: str = LOOPBACK,
         shared: bool = False,
         tiers: KvPlaces | None = None,
+        gpus: Sequence[str] | None = None,
     ) -> None:
         self._groups = dict(groups)
         self._model = model
         self._pythons = dict(pythons)
         self._now = now
         self.folder = folder or Path(tempfile.mkdtemp(prefix="dynatwin-"))
+        self._own_folder = folder is None
         self._host = host
         self._shared = shared
         self._tiers = tiers or KvPlaces()
         self._ports = PortAllocator(host)
+        self._gpus = GpuAllocator(gpus_here() if gpus is None else gpus)
+        self._quantized = model.is_quantized()
         self._counts: dict[str, int] = {}
         self._terms = terms
         self.processes: dict[str, EngineProcess] = {}
@@ -137,16 +153,24 @@ class HostStarter:
         return name, self._run(name, self._groups[group])
 
     def plan(self) -> list[Planned]:
-        """Every worker of the configuration as it would be started now; ports are only looked up."""
+        """Every worker of the configuration as it would be started now; ports and GPUs are only looked up."""
         planned = []
-        for group in self._groups.values():
-            for _ in range(group.count):
-                name = self._next_name(group.name)
-                _, made = self._launch(name, group, self._tiers)
-                command = (str(self._python(group)), *made.argv)
-                planned.append(Planned(name=name, group=group.name, command=command, env=made.env, files=made.files))
-                self._ports.release(name)
-        self._counts.clear()
+        try:
+            for group in self._groups.values():
+                for _ in range(group.count):
+                    name = self._next_name(group.name)
+                    _, made = self._launch(name, group, self._tiers)
+                    command = self._command(group, made)
+                    planned.append(
+                        Planned(name=name, group=group.name, command=command, env=made.env, files=made.files)
+                    )
+        finally:
+            self._ports.close()
+            self._gpus.close()
+            self._counts.clear()
+            if self._own_folder:
+                with contextlib.suppress(OSError):
+                    self.folder.rmdir()  # empty where nothing was started
         return planned
 
     def _next_name(self, group: str) -> str:
@@ -163,21 +187,30 @@ class HostStarter:
             )
         return self._pythons[kind]
 
+    def _command(self, group: WorkerGroup, made: Launch) -> tuple[str, ...]:
+        python = self._python(group)
+        return (str(python if made.script is None else python.with_name(made.script)), *made.argv)
+
     def _launch(self, name: str, group: WorkerGroup, tiers: KvPlaces) -> tuple[Place, Launch]:
         taken = self._ports.take(name, port_needs(group))
-        folder = self.folder / name
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            gpus = self._gpus.take(name, 0 if group.on_cpu else group.gpus)
+        except CapabilityError:
+            self._ports.release(name)
+            raise
         place = Place(
             name=name,
             model=self._model.checkpoint,
             served_as=self._model.served_as,
             ports=Ports(host=self._host, **taken),
-            folder=str(folder),
+            folder=str(self.folder / name),
             lease_s=ceil(self._terms.lease_s),
             drain_s=ceil(self._terms.drain_s),
             shared=self._shared,
             tiers=tiers,
             tag=f"{name}-{secrets.token_hex(4)}",
+            gpus=gpus,
+            quantized=self._quantized,
         )
         return place, launch(group, place)
 
@@ -191,11 +224,12 @@ class HostStarter:
     async def _run(self, name: str, group: WorkerGroup) -> Engine:
         tiers = self._own_tiers(name, group)
         place, made = self._launch(name, group, tiers)
+        Path(place.folder).mkdir(mode=0o700, parents=True, exist_ok=True)
         for file, text in made.files.items():
             (Path(place.folder) / file).write_text(text, encoding="utf-8")
         process = await EngineProcess.start(
             name,
-            (str(self._python(group)), *made.argv),
+            self._command(group, made),
             self.folder / f"{name}.log",
             environment=_environment(made.env),
             folder=Path(place.folder),
@@ -206,7 +240,7 @@ class HostStarter:
             name=name,
             url=f"http://{bracketed(place.ports.host)}:{place.ports.http}",
             role=Role(group.role),
-            gpus=0 if group.on_cpu else group.tp * group.pp * group.dp,
+            gpus=0 if group.on_cpu else group.gpus,
             on_cpu=group.on_cpu,
             max_num_seqs=group.engine.max_num_seqs * group.dp,
             max_batched_tokens=group.engine.max_num_batched_tokens * group.dp,
@@ -217,6 +251,7 @@ class HostStarter:
     def _clear(self, place: Place) -> None:
         """A worker has ended: nothing of its KV stays, since it can be turned back into text."""
         self._ports.release(place.name)
+        self._gpus.release(place.name)
         if place.tiers.disk is not None and place.tiers.disk != self._tiers.disk:
             shutil.rmtree(place.tiers.disk, ignore_errors=True)
         for left in shared_memory(place.tag):
@@ -226,6 +261,7 @@ class HostStarter:
         """End whatever was started here and still runs."""
         await asyncio.gather(*(process.stop(5.0) for process in self.processes.values()))
         self._ports.close()
+        self._gpus.close()
 
 
 def _environment(more: Mapping[str, str]) -> dict[str, str]:

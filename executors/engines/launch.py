@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any
 
 from executors.engines import kv_tiers
 from executors.engines.kv_tiers import KvPlaces
+from executors.gpus import VISIBLE
 from executors.ports import LOOPBACK, PortNeed
 from policies.errors import CapabilityError
 from policies.frozen import frozen
@@ -44,10 +45,11 @@ def port_needs(group: WorkerGroup) -> tuple[PortNeed, ...]:
 
 @frozen
 class Launch:
-    """What is to be started: `argv` behind the interpreter (or the program) of the engine's own environment, variables
-    to be added, and files by name to be written into the worker's folder first."""
+    """What is to be started: `argv` behind the interpreter of the engine's own environment, or behind the `script` that
+    lies beside it; variables to be added, and files by name to be written into the worker's folder first."""
 
     argv: tuple[str, ...]
+    script: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
 
@@ -56,7 +58,8 @@ class Launch:
 class Place:
     """Where a worker runs: its name, the model's folder (or hub name) and the name it is served by, its ports, and a
     folder of its own (0700), in a path short enough for sockets. `shared`: several processes follow its KV events.
-    `tiers` is where its KV may lie below the device, `tag` a name that nobody else has."""
+    `tiers` is where its KV may lie below the device, `tag` a name that nobody else has, `gpus` are those that it alone
+    has (none: whichever the engine finds). `quantized`: the checkpoint's weights have their format already."""
 
     name: str
     model: str
@@ -68,6 +71,8 @@ class Place:
     shared: bool = False
     tiers: KvPlaces = field(default_factory=KvPlaces)
     tag: str = ""
+    gpus: tuple[str, ...] = ()
+    quantized: bool = True
 
 
 def launch(group: WorkerGroup, place: Place) -> Launch:
@@ -75,12 +80,14 @@ def launch(group: WorkerGroup, place: Place) -> Launch:
     kv_tiers.check(group, place.tiers)
     match group.engine.kind:
         case "vllm":
-            return _vllm(group, place)
+            made = _vllm(group, place)
         case "sglang":
-            return _sglang(group, place)
+            made = _sglang(group, place)
         case "trtllm":
-            return _trtllm(group, place)
-    raise CapabilityError(f"workers of engine {group.engine.kind!r} cannot be started; vllm, sglang and trtllm can")
+            made = _trtllm(group, place)
+        case kind:
+            raise CapabilityError(f"workers of engine {kind!r} cannot be started; vllm, sglang and trtllm can")
+    return replace(made, env={**made.env, VISIBLE: ",".join(place.gpus)}) if place.gpus else made
 
 
 def _flags(values: Mapping[str, Any]) -> list[str]:
@@ -95,9 +102,14 @@ def _flags(values: Mapping[str, Any]) -> list[str]:
     return line
 
 
-def _dtype(kv: str) -> str | None:
-    """Number format of the KV cache; None for the engine's own choice."""
-    return None if kv in ("bf16", "fp16") else kv
+def _dtype(kv: str, fp8: str | None = None) -> str | None:
+    """Number format of the KV cache, 8 bits spelled as the engine does; None for the engine's own choice."""
+    return None if kv in ("bf16", "fp16") else fp8 or kv
+
+
+def _quantization(group: WorkerGroup, place: Place) -> str | None:
+    """What makes the engine convert the weights; None where they are in the format already, or it converts to none."""
+    return "fp8" if group.weights == "fp8" and not place.quantized and not group.on_cpu else None
 
 
 # ---------------------------------------------------------------- vLLM
@@ -120,6 +132,7 @@ def _vllm(group: WorkerGroup, place: Place) -> Launch:
         "max-model-len": engine.max_model_len,
         "num-gpu-blocks-override": engine.kv_blocks,
         "gpu-memory-utilization": engine.gpu_memory_utilization,  # on CPU: of main memory
+        "quantization": _quantization(group, place),
         "kv-cache-dtype": _dtype(group.kv),
         "enable-prefix-caching": engine.prefix_caching,
         "no-enable-prefix-caching": not engine.prefix_caching,
@@ -127,6 +140,7 @@ def _vllm(group: WorkerGroup, place: Place) -> Launch:
         "no-enable-chunked-prefill": not engine.chunked_prefill,
         "enable-prompt-tokens-details": True,
         "enable-scale-out": True,
+        "speculative-config": {"method": "mtp", "num_speculative_tokens": engine.nextn} if engine.nextn else None,
         "shutdown-timeout": place.drain_s,
         "kv-events-config": _vllm_events(group.dp, place) if engine.prefix_caching else None,
     }
@@ -191,16 +205,25 @@ def _sglang(group: WorkerGroup, place: Place) -> Launch:
         "max-running-requests": engine.max_num_seqs,
         "chunked-prefill-size": engine.chunked_prefill_size if engine.chunked_prefill else -1,
         "max-prefill-tokens": engine.max_prefill_tokens,
-        "schedule-policy": engine.schedule_policy,
+        "schedule-policy": "fcfs" if engine.schedule_policy == "fifo" else engine.schedule_policy,
         "schedule-conservativeness": engine.schedule_conservativeness,
         "context-length": engine.max_model_len,
         "max-total-tokens": _tokens(engine),
-        "kv-cache-dtype": _dtype(group.kv),
+        "mem-fraction-static": None if group.on_cpu else engine.gpu_memory_utilization,
+        "quantization": _quantization(group, place),
+        "kv-cache-dtype": _dtype(group.kv, "fp8_e4m3"),
         "disable-radix-cache": not engine.prefix_caching,
         "enable-metrics": True,
         "enable-cache-report": True,
         "kv-events-config": events if engine.prefix_caching else None,
     }
+    if engine.nextn:
+        values |= {
+            "speculative-algorithm": "NEXTN",
+            "speculative-num-steps": engine.nextn,
+            "speculative-eagle-topk": 1,
+            "speculative-num-draft-tokens": engine.nextn + 1,
+        }
     env = dict(_OFFLINE)
     if group.on_cpu:
         values |= {"device": "cpu", "dtype": "bfloat16", "skip-server-warmup": True}
@@ -235,9 +258,12 @@ def _trtllm(group: WorkerGroup, place: Place) -> Launch:
             "tokens_per_block": engine.block_size,
             "free_gpu_memory_fraction": engine.gpu_memory_utilization,
             "max_tokens": _tokens(engine),
+            "dtype": _dtype(group.kv, "fp8") or "auto",
         },
         "scheduler_config": {"capacity_scheduler_policy": engine.capacity_policy.upper()},
     }
+    if engine.nextn:
+        options["speculative_config"] = {"decoding_type": "MTP", "num_nextn_predict_layers": engine.nextn}
     if group.role != "mixed":
         options["cache_transceiver_config"] = {"backend": "DEFAULT", "kv_transfer_timeout_ms": 1000 * place.lease_s}
     values: dict[str, Any] = {
@@ -253,5 +279,6 @@ def _trtllm(group: WorkerGroup, place: Place) -> Launch:
         "max_seq_len": engine.max_model_len,
         "extra_llm_api_options": f"{place.folder}/options.yml",
     }
-    argv = ("trtllm-serve", place.model, *_flags(values))
-    return Launch(argv=argv, env=dict(_OFFLINE), files={"options.yml": json.dumps(options, indent=1)})
+    argv = (place.model, *_flags(values))
+    files = {"options.yml": json.dumps(options, indent=1)}
+    return Launch(argv=argv, script="trtllm-serve", env=dict(_OFFLINE), files=files)

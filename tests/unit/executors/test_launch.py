@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from aiconfig.emit.reading import Stated, import_line
 from executors.engines.launch import Launch, Place, Ports, launch, port_needs
 from policies.errors import CapabilityError
-from twin.config import EngineConfig, WorkerGroup
+from twin.config import KIND_DEFAULTS, EngineConfig, WorkerGroup
 
 PORTS = Ports(host="127.0.0.1", http=8000, events=8001, replay=8003, side=8005)
 
@@ -42,6 +45,36 @@ def table(start: Launch, name: str) -> dict[str, Any]:
 def test_settings_become_the_flags_of_the_engine(kind: str, flags: dict[str, str]) -> None:
     start = started(kind, tp=2)
     assert {name: flag(start, name) for name in flags} == flags
+
+
+@pytest.mark.parametrize("nextn", [0, 2])
+@pytest.mark.parametrize("kv", ["bf16", "fp8"])
+@pytest.mark.parametrize("kind", ["vllm", "sglang", "trtllm"])
+def test_what_is_started_is_what_aiconfig_reads_in_the_command(kind: str, kv: str, nextn: int, tmp_path: Path) -> None:
+    """Its table of flags and of their spelling was read in the engines' own parsers, release by release."""
+    engine = EngineConfig(**KIND_DEFAULTS.get(kind, {}) | {"kind": kind, "max_num_seqs": 64, "nextn": nextn})
+    group = WorkerGroup(name="w", tp=2, count=1, kv=kv, weights="fp8", engine=engine)
+    place = Place(
+        name="w-0", model="m", served_as="m", ports=PORTS, folder=str(tmp_path), gpus=("0", "1"), quantized=False
+    )
+    start = launch(group, place)
+    for name, text in start.files.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    assert start.env["CUDA_VISIBLE_DEVICES"] == "0,1"
+    line = shlex.join([start.script] if start.script else ["python3"]) + " " + shlex.join(start.argv)
+    (pool,) = (read := import_line(line, Stated(gpu="h100_sxm"))).candidate.pools
+    assert (pool.layout.tp, pool.kv, pool.max_num_seqs) == (2, kv, 64)
+    assert read.candidate.nextn == nextn
+    assert pool.weights == ("bf16" if kind == "trtllm" else "fp8")  # which converts none: its checkpoint has them
+
+
+def test_words_of_sglang_are_those_that_its_parser_takes() -> None:
+    assert flag(started("sglang"), "--schedule-policy") == "fcfs"
+    assert flag(started("sglang", {"schedule_policy": "lpm"}), "--schedule-policy") == "lpm"
+
+
+def test_weights_that_have_their_format_are_left_alone() -> None:
+    assert "--quantization" not in started("vllm", weights="fp8").argv
 
 
 def test_one_rank_of_vllm_publishes_over_ipc_and_several_to_ports_that_we_bind() -> None:
