@@ -241,7 +241,7 @@ class LiveCluster:
 
     async def _find(self, joiner: Joiner) -> None:
         await joiner.start()
-        while self.service.serving().missing:
+        while not self.service.serving().models:
             joiner.joined.clear()
             await joiner.joined.wait()
 

@@ -103,7 +103,9 @@ class Serving:
     """What is served now, for `/v1/models`, `/ready` and `/health`."""
 
     models: tuple[str, ...]
-    """Models that are ready: every role that they need has a worker."""
+    """Models that may be asked for: every role that they need has a worker, though it may be fenced."""
+    ready: tuple[str, ...]
+    """Those of them that are ready: every role that they need has a worker that takes new work."""
     missing: tuple[str, ...]
     """What is not there, in words ("prefill workers of tiny: 0 of 1")."""
     context_tokens: int

@@ -16,6 +16,7 @@ from policies.cluster.events import BusyThresholdsChanged, Threshold
 from policies.cluster.ids import Role, WorkerId
 from policies.errors import ConfigError
 from policies.frozen import frozen
+from policies.resilience.readiness import readiness
 from policies.router.overload import BusySettings
 
 if TYPE_CHECKING:
@@ -69,18 +70,22 @@ class Service:
         return self.world.submit(ask)
 
     def serving(self) -> Serving:
-        """A model is ready while each of its roles has a worker that takes work."""
-        models, missing, contexts = [], [], []
+        """A model may be asked for while each of its roles has a worker, and is ready while one of them takes work."""
+        models, ready, missing, contexts = [], [], [], []
         for one in self._wanted:
-            lacking = [
-                role for role in sorted(one.roles, key=lambda role: role.value) if not self._live(one.model, role)
-            ]
-            missing += [f"{role.value} workers of {one.model}: none is ready" for role in lacking]
-            if not lacking:
+            roles = sorted(one.roles, key=lambda role: role.value)
+            absent = [role for role in roles if not self._live(one.model, role)]
+            missing += [f"{role.value} workers of {one.model}: none is ready" for role in absent]
+            found = readiness(self.world.controller.view, (role for role in roles if role not in absent))
+            missing += found.why
+            if not absent:
                 models.append(one.model)
                 contexts.append(self._context(one))
+            if not absent and found.ready:
+                ready.append(one.model)
         return Serving(
             models=tuple(models),
+            ready=tuple(ready),
             missing=tuple(missing),
             context_tokens=min(contexts, default=max((one.context_tokens for one in self._wanted), default=0)),
             draining=self.world.refusing is not None,

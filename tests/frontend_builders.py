@@ -185,7 +185,7 @@ class ScriptedBackend:
         self, script: Script | Callable[[Ask], Script] | None = None, now: Callable[[], float] = time.monotonic
     ) -> None:
         self.script = script if script is not None else Script(says=ids_of(ANSWER))
-        self.state = Serving(models=(MODEL,), missing=(), context_tokens=4096)
+        self.state = Serving(models=(MODEL,), ready=(MODEL,), missing=(), context_tokens=4096)
         self.now = now
         self.answers: list[ScriptedAnswer] = []
         self.arrived = asyncio.Event()
@@ -206,7 +206,7 @@ class ScriptedBackend:
         return self.state
 
     def gone(self, *missing: str) -> None:
-        self.state = replace(self.state, models=(), missing=missing)
+        self.state = replace(self.state, models=(), ready=(), missing=missing)
 
     def workers(self) -> Sequence[WorkerGlance]:
         one = WorkerGlance(

@@ -73,10 +73,10 @@ class Glance(Collector):
 
     def _of_models(self) -> Iterator[Metric]:
         serving = self._backend.serving()
-        ready = self._gauge("model_ready", "Whether every role has a worker.", ("model",))
+        ready = self._gauge("model_ready", "Whether every role has a worker that takes new work.", ("model",))
         context = self._gauge("model_context_length", "Tokens of prompt and answer together.", ("model",))
         for model in self._models:
-            ready.add_metric((model,), float(model in serving.models))
+            ready.add_metric((model,), float(model in serving.ready))
             context.add_metric((model,), serving.context_tokens)
         yield ready
         yield context

@@ -131,7 +131,7 @@ def models(services: Services) -> APIRouter:
         if base is None:
             raise _no_model(name)
         serving = services.backend.serving()
-        is_ready = base in serving.models and not services.stopping.leaving
+        is_ready = base in serving.ready and not services.stopping.leaving
         told = {"model": name, "ready": is_ready, "missing": list(serving.missing)}
         return JSONResponse(told, 200 if is_ready else 503)
 

@@ -149,14 +149,14 @@ class Services:
 
     def names(self) -> list[str]:
         """What may be asked for now: ready models, then their aliases and adapters."""
-        ready = [name for name in self.tokenizers if name in self.backend.serving().models]
+        ready = [name for name in self.tokenizers if name in self.backend.serving().ready]
         others = [*self.settings.aliases, *self.settings.loras]
         return [*ready, *(name for name in others if self.base(name) in ready)]
 
     @property
     def ready(self) -> bool:
         serving = self.backend.serving()
-        known = any(name in serving.models for name in self.tokenizers)
+        known = any(name in serving.ready for name in self.tokenizers)
         return known and not serving.missing and not serving.draining and not self.stopping.leaving
 
 

@@ -13,12 +13,14 @@ from frontend_builders import tokenizer_json
 from live_builders import First, Live, live
 
 from executors.frontend.application import application
+from executors.frontend.operations import missing, status
 from executors.frontend.services import Services
 from executors.frontend.settings import Settings
 from executors.frontend.stopping import Stopping
 from executors.frontend.tokens import ServedTokenizer
 from executors.service import Service, Wanted
-from policies.cluster.ids import Role, WorkerId
+from policies.cluster.events import WorkerFenced, WorkerUnfenced
+from policies.cluster.ids import FenceCause, Role, WorkerId
 from policies.resilience.migration import Migration, MigrationSettings
 
 PATH = "/v1/completions"
@@ -146,3 +148,27 @@ def test_c21_an_answer_goes_on_elsewhere_as_one_answer_or_ends_with_an_error(lim
 
     policies: Sequence[Any] = [First(), Migration(MigrationSettings(limit=limit, max_seq_len=None))]
     live(main, policies, roles=(Role.MIXED, Role.MIXED))
+
+
+def test_who_takes_no_new_work_is_not_ready_and_what_is_asked_meanwhile_is_for_the_policies() -> None:
+    """A worker that does not answer its canaries is up, and fenced: load balancers have to be told."""
+
+    async def main(it: Live) -> None:
+        front = Front(it)
+        cause = FenceCause.CANARY
+        for worker_id in it.world.fleet.workers:
+            assert front.services.ready
+            it.world.post(WorkerFenced(at_s=it.clock.now(), worker_id=worker_id, cause=cause))
+        assert not front.services.ready
+        assert status(front.services)["status"] == "not_ready"
+        assert missing(front.services) == [f"no mixed worker takes new work: {len(it.world.fleet.workers)} fenced"]
+        assert (front.services.names(), front.sample("model_ready")) == ([], 0)
+        client = front.post(1, 1)
+        await asyncio.sleep(0.01)
+        assert len(it.world.open) == 1
+        client.leave()
+        await client.over
+        it.world.post(WorkerUnfenced(at_s=it.clock.now(), worker_id=WorkerId(0), cause=cause))
+        assert (front.services.ready, front.services.names(), front.sample("model_ready")) == (True, ["mock"], 1)
+
+    live(main)

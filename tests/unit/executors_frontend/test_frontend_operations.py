@@ -53,7 +53,7 @@ async def test_readiness_names_what_is_missing_and_liveness_does_not_care() -> N
 @run
 async def test_a_model_that_only_the_tokenizer_knows_is_not_ready() -> None:
     backend = ScriptedBackend()
-    backend.state = replace(backend.state, models=("other",))
+    backend.state = replace(backend.state, models=("other",), ready=("other",))
     async with served(backend) as it:
         answer = await it.http.get("/ready")
     assert (answer.status_code, answer.json()["missing"]) == (503, ["no model is ready"])
