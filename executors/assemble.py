@@ -285,7 +285,7 @@ class LiveCluster:
             await self.starter.close()
         if self.shadow is not None:
             await self.shadow.close()
-        if self.record is not None:
+        if self.record is not None and self.record.failed is None:
             self.record.close(self.world.fleet)
 
 

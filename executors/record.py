@@ -6,7 +6,9 @@ Journal, requests, gaps between tokens, decisions; at the end a report. `twin re
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
 import time
 from collections.abc import Sequence
@@ -37,14 +39,18 @@ from twin.describe_router import router_line
 JOURNAL, CONFIG_TOML = "journal.jsonl", "config.toml"
 STATUS = {"stop": "completed", "length": "completed"}
 SPILL_EVERY = 256
+log = logging.getLogger(__name__)
 
 
 class LiveRecord(Watch):
     """Of one run, into `folder`. Give it to the world as its `watch` and to the controller as its journal. `number` is
     that of its router, where it has peers.
 
-    `close` writes the report; whatever happens before it, what was recorded up to then can be read.
+    `close` writes the report; whatever happens before it, what was recorded up to then can be read. Where nothing more
+    can be written (`failed`), recording ends and serving goes on.
     """
+
+    failed: OSError | None = None
 
     def __init__(self, folder: Path, config: Config, policies: Sequence[object], number: int | None = None) -> None:
         self.folder = folder
@@ -77,7 +83,19 @@ class LiveRecord(Watch):
 
     def note(self, event: Event, actions: Sequence[Action]) -> None:
         """Every event with what was ordered for it."""
-        self._journal.note(event, actions)
+        if self.failed is not None:
+            return
+        try:
+            self._journal.note(event, actions)
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        """A full disk is no reason to serve nobody."""
+        self.failed = error
+        log.error("%s: %s; nothing more is recorded, serving goes on", self.folder, error.strerror)
+        with contextlib.suppress(OSError):
+            self._file.close()
 
     # ------------------------------------------------------------ Watch
 
@@ -86,6 +104,8 @@ class LiveRecord(Watch):
         self._count += 1
 
     def ordered(self, request: OpenRequest, action: Dispatch | Reject | Enqueue, at_s: float) -> None:
+        if self.failed is not None:
+            return
         row, request_id = self._rows[request.ask.request_id], action.request_id
         if isinstance(action, Dispatch):
             told = self._mode if action.leg is Leg.AGG else f"{self._mode} {action.leg.value}"
@@ -109,6 +129,8 @@ class LiveRecord(Watch):
 
     def tokens(self, request: OpenRequest, worker_id: WorkerId, count: int, at_s: float) -> None:
         """A gap for each token but the first: those that come together come at once."""
+        if self.failed is not None:
+            return
         last_s = request.last_token_s
         if last_s is not None:
             self._gap(worker_id, last_s, at_s, 1)
@@ -125,6 +147,8 @@ class LiveRecord(Watch):
 
     def ended(self, request: OpenRequest, end: End) -> None:
         ask, row = request.ask, self._rows.pop(request.ask.request_id)
+        if self.failed is not None:
+            return
         stopped = end.outcome == "cancelled" and end.reason == STOP_STRING  # by us: the client has its whole answer
         status = "completed" if stopped else STATUS.get(end.outcome, end.outcome)
         reason = f"{end.code}: {end.reason}" if end.code else end.reason
@@ -152,13 +176,16 @@ class LiveRecord(Watch):
             request.prefilled_s,
             None,
         )
-        if not self._count % SPILL_EVERY:
-            self._writer.spill()
+        if not self._count % SPILL_EVERY and self.failed is None:
+            try:
+                self._writer.spill()
+            except OSError as error:
+                self._give_up(error)
 
     # ------------------------------------------------------------ the end
 
     def close(self, fleet: Fleet, *, complete: bool = True) -> Report:
-        """Write what is left, and the report. Every request must have ended."""
+        """Write what is left, and the report. Every request must have ended, and nothing may have failed."""
         self._journal.flush()
         self._file.close()
         self._writer.close()

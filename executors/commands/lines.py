@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,12 @@ def check_packages(command: str) -> None:
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise CapabilityError(f"twin {command} needs {error.name}: pip install 'dynatwin[live]'") from None
+
+
+def check_kserve(values: Values) -> None:
+    """Raises CapabilityError where gRPC is asked for and its extra is not installed."""
+    if "kserve_grpc_port" in values and any(find_spec(name) is None for name in ("grpc", "google.protobuf")):
+        raise CapabilityError("--kserve-grpc-port needs gRPC: pip install 'dynatwin[kserve]'")
 
 
 COUNT_LIVE = (

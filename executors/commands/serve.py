@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from executors.commands.lines import (
+    check_kserve,
     check_packages,
     flags_of,
     no_effect_live,
@@ -74,6 +75,7 @@ OPTIONS = (
 def run(values: Values) -> int:
     """Serve until a signal. Exit 0 if every request could finish, 4 if some were cut."""
     check_packages("serve")
+    check_kserve(values)
     from twin.config_read import load
 
     config = load(
@@ -237,6 +239,7 @@ def _settings(values: Values, config: Config, served_as: str) -> Settings:
 def _plan(config: Config, host: Host) -> int:
     """What would be started here, one shell line for each worker."""
     from executors.assemble import live_config
+    from executors.gpus import gpus_here
     from executors.starter import HostStarter, Terms
 
     served, notices = live_config(config, host)
@@ -244,7 +247,13 @@ def _plan(config: Config, host: Host) -> int:
         print(f"note: {notice}", file=sys.stderr)
     started = served.workers if host.discovery is None else ()
     groups = {group.name: group for group in started if group.name not in host.attached}
-    starter = HostStarter(groups, host.model, host.pythons, lambda: 0.0, host.logs, Terms.of(served), tiers=host.tiers)
+    gpus, wanted = gpus_here(), sum(one.gpus * one.count for one in groups.values() if not one.on_cpu)
+    if wanted and not gpus:
+        gpus = tuple(map(str, range(wanted)))
+        print(f"note: no GPUs are seen here: the plan is for a host with {wanted}", file=sys.stderr)
+    starter = HostStarter(
+        groups, host.model, host.pythons, lambda: 0.0, host.logs, Terms.of(served), tiers=host.tiers, gpus=gpus
+    )
     for planned in starter.plan():
         print(planned.text())
     for group, urls in host.attached.items():
@@ -288,19 +297,21 @@ async def _serve(
         telling = asyncio.gather(
             _tell(frontend, started, quiet=quiet), *(() if quiet else (_wait_aloud(cluster, started),))
         )
-        done, _ = await asyncio.wait({started, serving}, return_when=asyncio.FIRST_COMPLETED)
-        if started in done and started.exception() is not None:
-            serving.cancel()
-            await asyncio.gather(serving, telling, return_exceptions=True)
-            started.result()
-        code = await serving
-        started.cancel()
-        await asyncio.gather(started, telling, return_exceptions=True)
-        return code
+        try:
+            done, _ = await asyncio.wait({started, serving}, return_when=asyncio.FIRST_COMPLETED)
+            if started in done:
+                started.result()
+            return await serving
+        finally:
+            running = (started, serving, telling)
+            for one in running:
+                one.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
     finally:
         await cluster.close()
         if host.record is not None and not quiet:
-            print(f"record  {host.record}", file=sys.stderr)
+            whole = cluster.record is not None and cluster.record.failed is None
+            print(f"record  {host.record}{'' if whole else ' is not whole'}", file=sys.stderr)
             if shadow is not None and shadow.up:
                 print(f"shadow  {host.record / PREDICTED}", file=sys.stderr)
 

@@ -52,6 +52,8 @@ class Keys:
             lines = path.read_text(encoding="utf-8").splitlines()
         except OSError as error:
             raise ConfigError(f"{path}: {error.strerror}; name a file of API keys") from None
+        except UnicodeDecodeError:
+            raise ConfigError(f"{path}: not a text in UTF-8; name a file of API keys") from None
         keys: dict[bytes, Principal] = {}
         for row, line in enumerate(lines, start=1):
             words = line.partition("#")[0].split()

@@ -84,9 +84,7 @@ class Frontend:
         await self.stopping.go(deadlines.grace_s, deadlines.drain_s, self.services.open.idle, self._cut)
         if self._kserve is not None:
             await self._kserve.stop()
-        for server, _ in self._servers:
-            server.asked.set()
-        await asyncio.gather(*(task for _, task in self._servers))
+        await self._close()
         self.services.pool.shutdown(wait=False, cancel_futures=True)
         return EXIT_CUT if self.stopping.cut else 0
 
@@ -107,16 +105,22 @@ class Frontend:
             await asked.wait()
             return await self.stop()
         finally:
+            await self._close()  # where the start failed half-way
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
+
+    async def _close(self) -> None:
+        for server, _ in self._servers:
+            server.asked.set()
+        await asyncio.gather(*(task for _, task in self._servers))
 
     def _cut(self) -> int:
         return sum(run.cut(shut_down()) for run in list(self.services.runs))
 
     async def _listen(self, app: App, host: str, port: int, doors: Doors, *, tls: bool) -> None:
+        options = self._tls() if tls else {}
         bound = _bind(host, port)
         self.ports.append(bound.getsockname()[1])
-        options = self._tls() if tls else {}
         config = uvicorn.Config(
             app,
             http=protocol(doors),  # type: ignore[arg-type]
@@ -144,6 +148,11 @@ class Frontend:
         tls = self.settings.tls
         if tls is None:
             return {}
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tls.cert, tls.key)
+        except OSError as error:
+            why = error.strerror if error.filename else error.args[-1]
+            raise ConfigError(f"{tls.cert} with key {tls.key} cannot be used ({why}); both are files in PEM") from None
         options: dict[str, Any] = {"ssl_certfile": str(tls.cert), "ssl_keyfile": str(tls.key)}
         if tls.client_ca is not None:
             options.update(ssl_ca_certs=str(tls.client_ca), ssl_cert_reqs=ssl.CERT_REQUIRED)
@@ -184,6 +193,9 @@ def _bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         made.close()
         raise ConfigError(f"{host}:{port} cannot be listened on ({error.strerror}); take another port") from None
+    except OverflowError:
+        made.close()
+        raise ConfigError(f"{host}:{port} cannot be listened on: ports go up to 65535") from None
     made.listen(_BACKLOG)
     made.setblocking(False)
     return made

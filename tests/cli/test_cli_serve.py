@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -193,6 +194,9 @@ def test_a_shadow_of_what_cannot_be_simulated_is_refused_before_anything_is_star
         (("--shadow", "--live", "--tokenizer", "x", "--peers", "tcp://a:1"), "--shadow with --peers"),
         (("--shadow", "--shadow-window", "long"), "--shadow-window long: must be a whole number"),
         (("--port", "many"), "--port many: must be a whole number"),
+        (("--quiet", "--port", "65536"), "127.0.0.1:65536 cannot be listened on: ports go up to 65535"),
+        (("--quiet", "--api-keys", sys.executable), "not a text in UTF-8; name a file of API keys"),
+        (("--quiet", "--tls-cert", __file__, "--tls-key", __file__), f"{__file__} with key {__file__} cannot be used"),
         (("--tls-cert", "a.pem"), "--tls-cert and --tls-key go together"),
         (("--tokenizer", "nowhere"), "nowhere/tokenizer.json is missing"),
         (("--live", "--checkpoint", "nowhere"), "nowhere/tokenizer.json is missing"),
@@ -206,6 +210,19 @@ def test_a_line_that_means_nothing_is_refused_in_one_line(line: tuple[str, ...],
     assert done.returncode == 2, done.stderr
     assert text in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_port_that_another_has_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for option in ("--port", "--admin-port"):
+            line = [sys.executable, "-m", "twin", "serve", "--quiet", "--port", "0", option, port]
+            done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
+            assert done.returncode == 2
+            assert (
+                done.stderr
+                == f"twin: 127.0.0.1:{port} cannot be listened on (Address already in use); take another port\n"
+            )
 
 
 def planned(tmp_path: Path, *more: str, **environment: str) -> subprocess.CompletedProcess[str]:
