@@ -49,6 +49,8 @@ COUNT_LIVE = (
     "response_inactivity_s",
 )
 """Keys of [resilience] that change nothing in a simulation without faults, and something here: workers can be lost."""
+COUNT_OF_ENGINES = (".on_cpu ", ".gpu_memory_utilization ")
+"""Keys of workers that change nothing in a simulation, or nothing beside kv_blocks, and are told to real engines."""
 SHARED = ("--lease", "--grace", "--drain")
 """Flags of live commands that stand for a key of the configuration, as twin.config_read.FLAGS says."""
 
@@ -60,7 +62,7 @@ def flags_of(values: Values) -> dict[str, object]:
 
 def no_effect_live(config: Config, live: bool) -> list[str]:
     """What has no effect here: of what a simulation would pass over, that which serving passes over too."""
-    counted = [*(f" resilience.{name} " for name in COUNT_LIVE), *([".on_cpu "] if live else [])]
+    counted = [*(f" resilience.{name} " for name in COUNT_LIVE), *(COUNT_OF_ENGINES if live else ())]
     return [text for text in config.no_effect if not any(key in text for key in counted)]
 
 

@@ -234,9 +234,8 @@ def planned(tmp_path: Path, *more: str, **environment: str) -> subprocess.Comple
     file.write_text(CONFIG, encoding="utf-8")
     line = [sys.executable, "-m", "twin", "serve", "--live", "--plan", "--config", str(file), "--checkpoint"]
     line += [str(model), "--python", f"vllm={sys.executable}", *more]
-    return subprocess.run(
-        line, capture_output=True, text=True, check=False, cwd=tmp_path, env={**os.environ, **environment}
-    )
+    surroundings = {**os.environ, "CUDA_VISIBLE_DEVICES": "", **environment}
+    return subprocess.run(line, capture_output=True, text=True, check=False, cwd=tmp_path, env=surroundings)
 
 
 def test_the_plan_of_engines_is_a_line_for_each_worker(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_workers_are_found_and_bookings_shared(tmp_path: Path) -> None:
         loop = asyncio.get_running_loop()
         starter = HostStarter(
             {"pool": GROUP}, Model(checkpoint=str(model), served_as=MODEL), {"vllm": interpreter(tmp_path)}, loop.time,
-            tmp_path / "logs", shared=True,
+            tmp_path / "logs", shared=True, gpus=(),
         )  # fmt: skip
         own = Self(prefix="h1", host=socket.gethostname(), fingerprint=fingerprint_of(model))
         host = WorkerHost(starter, "pool", bench.open(), own, Terms(grace_s=1.0))

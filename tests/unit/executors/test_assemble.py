@@ -62,7 +62,7 @@ def test_the_lease_of_the_simulator_is_that_of_engines_and_foreign_ones_have_no_
     assert served.disaggregation.lease_s == counts
     assert any("lease_s" in notice for notice in notices) == (counts not in (lease_s, flag))
     planned = HostStarter(
-        {"p": served.workers[0]}, host.model, {"vllm": Path("python")}, lambda: 0.0, tmp_path, Terms.of(served)
+        {"p": served.workers[0]}, host.model, {"vllm": Path("python")}, lambda: 0.0, tmp_path, Terms.of(served), gpus=()
     ).plan()
     assert f'"kv_lease_duration": {counts:g}' in planned[0].text()
 
@@ -73,3 +73,12 @@ def test_what_a_simulation_without_faults_passes_over_is_no_note_where_serving_r
     assert len(config.no_effect) == 4
     (left,) = no_effect_live(config, live=True)
     assert "resilience.lease_ttl_s has no effect" in left
+
+
+def test_what_real_engines_are_told_is_no_note_with_them(tmp_path: Path) -> None:
+    """With kv_blocks a simulation passes over the share of memory; an engine on the CPU takes it of main memory."""
+    file = tmp_path / "c.toml"
+    file.write_text("[workers.engine]\nkv_blocks = 100\ngpu_memory_utilization = 0.1\n", encoding="utf-8")
+    config = load(file, {}, ("allow_no_effect=true",))
+    assert len(no_effect_live(config, live=False)) == 1
+    assert no_effect_live(config, live=True) == []

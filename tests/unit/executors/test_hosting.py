@@ -36,6 +36,7 @@ def starter(folder: Path) -> HostStarter:
         asyncio.get_running_loop().time,
         folder / "logs",
         shared=True,
+        gpus=(),
     )
 
 

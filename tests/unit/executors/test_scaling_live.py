@@ -59,7 +59,7 @@ def world_of(folder: Path, heard: Heard, block_size: int = BLOCK) -> tuple[LiveW
     world.fleet.looks_after = False
     group = WorkerGroup(name="pool", engine=EngineConfig(block_size=block_size, prefix_caching=False))
     model = Model(checkpoint="/models/tiny", served_as=MODEL)
-    starter = HostStarter({"pool": group}, model, {"vllm": interpreter(folder)}, clock.now, folder / "logs")
+    starter = HostStarter({"pool": group}, model, {"vllm": interpreter(folder)}, clock.now, folder / "logs", gpus=())
     world.fleet.starter = starter
     return world, starter
 
