@@ -227,6 +227,8 @@ class Fleet:
         while not worker.lost:
             load = await worker.engine.load()
             if load is not None:
+                if worker.load is not None and load.late_fetches > worker.load.late_fetches:
+                    self._world.distrust(worker)
                 worker.load = load
             if load is not None and wanted and not worker.lost:
                 at_s = self._world.clock.now()

@@ -18,6 +18,7 @@ from executors.deadlines import USUAL, Deadlines
 from executors.fleet import Fleet
 from executors.leases import LeaseLedger, LeaseTerms
 from executors.legs import Legs
+from executors.live_worker import LiveWorker
 from executors.requests import Content, OpenRequest, Stream
 from policies.cluster.actions import (
     Action,
@@ -237,6 +238,16 @@ class LiveWorld:
     def _fire(self, name: str) -> None:
         del self._timers[name]
         self.post(TimerFired(at_s=self.clock.now(), name=name))
+
+    def distrust(self, worker: LiveWorker) -> None:
+        """KV was fetched from this worker after it had let go of it, and may be that of another prompt: whoever may
+        have it is told no further token."""
+        reason = f"worker {worker.up.name} had let go of the KV that this answer was made from"
+        for lease in self.ledger.suspects(worker.worker_id, worker.up.epoch):
+            request = self.open.get(lease.request_id)
+            if request is not None:
+                self.legs.stop(request)
+                self.end(request, "failed", reason, "stale_kv")
 
     # ------------------------------------------------------------ requests that go on elsewhere
 

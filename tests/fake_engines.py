@@ -129,7 +129,7 @@ class FakeVllm(FakeEngine):
         super().__init__(host, port)
         self.aborts = True
         self.sources: dict[str, Any] = {}
-        self.running, self.waiting, self.usage, self.steps = 0, 0, 0.0, 0
+        self.running, self.waiting, self.usage, self.steps, self.late = 0, 0, 0.0, 0, 0
         add = self.app.router
         add.add_post("/v1/completions", self.leg)
         add.add_post("/inference/v1/abort_requests", self._abort)
@@ -186,6 +186,7 @@ class FakeVllm(FakeEngine):
             f'vllm:num_requests_waiting{{engine="0",model_name="tiny"}} {self.waiting}',
             f'vllm:kv_cache_usage_perc{{engine="0",model_name="tiny"}} {self.usage}',
             f'vllm:iteration_tokens_total_count{{engine="0",model_name="tiny"}} {self.steps}',
+            f'vllm:nixl_num_notifications_after_expiry_total{{engine="0",model_name="tiny"}} {self.late}.0',
             'vllm:cache_config_info{block_size="32",cache_dtype="auto",engine="0",num_gpu_blocks="101"} 1.0',
         ]
         return web.Response(text="\n".join(lines))

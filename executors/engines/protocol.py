@@ -152,7 +152,8 @@ class Facts:
 class Load:
     """A worker's own account, as of `measured_s` of the world's clock; gauges of an idle engine may be old.
 
-    `cached_blocks` are held and in no request's use; 0 where nobody follows its KV events.
+    `cached_blocks` are held and in no request's use; 0 where nobody follows its KV events. `late_fetches`: how often KV
+    was fetched that it had let go of, since it started.
     """
 
     measured_s: float
@@ -160,6 +161,7 @@ class Load:
     waiting: int
     active_blocks: int
     cached_blocks: int
+    late_fetches: int = 0
 
 
 class Ability(Enum):

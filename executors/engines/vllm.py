@@ -29,6 +29,7 @@ from policies.cluster.events import Event
 from policies.cluster.ids import Leg, LossCause, RankId, Role, WorkerId
 from policies.errors import EngineError
 
+_LATE = "vllm:nixl_num_notifications_after_expiry_total"
 _COMPLETIONS = "/v1/completions"
 _ABORT = "/inference/v1/abort_requests"
 _CACHE = "vllm:cache_config_info"
@@ -184,6 +185,7 @@ class Vllm(Remote):
             waiting=int(waiting),
             active_blocks=active,
             cached_blocks=max(0, held - active),
+            late_fetches=int(page.total(_LATE) or 0),
         )
 
     def _measured_s(self, page: Page) -> float:

@@ -425,10 +425,11 @@ def test_gauges_of_an_idle_vllm_are_as_old_as_its_last_step() -> None:
         assert first is not None
         assert (first.running, first.waiting, first.active_blocks, first.cached_blocks) == (2, 1, 25, 0)
         again = await engine.load()
-        server.steps += 1
+        server.steps, server.late = server.steps + 1, 2
         stepped = await engine.load()
         assert again is not None
         assert stepped is not None
+        assert (again.late_fetches, stepped.late_fetches) == (0, 2)
         assert first.measured_s == again.measured_s < stepped.measured_s
 
     with_engine(vllm, test)

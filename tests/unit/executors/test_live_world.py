@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
@@ -9,8 +10,8 @@ from live_builders import First, Live, live, tokens_of
 
 from executors.backend import End
 from executors.deadlines import Deadlines
-from executors.engines.protocol import LegFailed
-from executors.leases import LeaseState, LeaseTerms
+from executors.engines.protocol import LegFailed, Load
+from executors.leases import LeaseKey, LeaseState, LeaseTerms
 from executors.live_worker import Upkeep
 from policies.cluster.actions import SetTimer
 from policies.cluster.events import RequestArrived, RequestInterrupted, TimerFired, WorkerLost
@@ -473,3 +474,33 @@ def test_the_loss_of_the_worker_that_holds_kv_voids_it() -> None:
         assert sum(it.world.ledger.counts()[state.value] for state in LeaseState) == it.world.ledger.granted
 
     live(main, split(), roles=(Role.PREFILL, Role.DECODE, Role.PREFILL), lease=leased(10.0), blocks=22)
+
+
+def test_whoever_may_have_kv_that_was_not_its_own_any_more_is_told_no_further_token() -> None:
+    """An engine answers parameters past their lease, with another's KV: a late fetch fails who may have had it."""
+
+    async def main(it: Live) -> None:
+        worker = it.world.fleet.workers[WorkerId(0)]
+        late = [3]  # what it counted before we came is nobody's of ours
+
+        async def load() -> Load:
+            return Load(measured_s=0, running=0, waiting=0, active_blocks=0, cached_blocks=0, late_fetches=late[0])
+
+        it.engines[0].load = load  # type: ignore[method-assign]
+        taken, other = it.ask("taken", 100, 1000), it.ask("other", range(5000, 5100), 100)
+        key = LeaseKey(worker.worker_id, worker.up.epoch, "leg")
+        it.world.ledger.grant(key, RequestId("taken"), 0.0, LeaseTerms.of(60, health_period_s=1))
+        assert it.world.ledger.send(key, worker.worker_id, 0.0) is None
+        reporting = asyncio.ensure_future(it.world.fleet._report(worker))
+        await it.until(3.0)
+        assert taken.end is None
+        late.insert(0, 4)
+        await it.until(6.0)
+        assert taken.end is not None
+        assert (taken.end.outcome, taken.end.code) == ("failed", "stale_kv")
+        await it.until(8.0)
+        assert other.end is not None
+        assert other.end.outcome == "length"
+        reporting.cancel()
+
+    live(main)
