@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -75,7 +76,11 @@ def test_it_serves_and_ends_with_all_that_it_started(
         finally:
             demo.kill()
             demo.wait(LIMIT_S)
-    assert marked(mark) == []
+            left = marked(mark)
+            for pid in left:  # of a run that failed: engines outlive a server that was killed
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+    assert left == []
 
 
 def asked(url: str, model: str) -> None:
@@ -83,7 +88,7 @@ def asked(url: str, model: str) -> None:
     body = json.dumps({"model": model, "messages": QUESTION, "max_tokens": 8, "stream": True})
     line = ["curl", "-sN", f"{url}/v1/chat/completions", "-H", "content-type: application/json", "-d", body]
     streamed = subprocess.run(line, capture_output=True, text=True, check=True, timeout=LIMIT_S).stdout
-    assert streamed.count("data: ") > 2
+    assert streamed.count("data: ") > 2, streamed
     assert streamed.rstrip().endswith("data: [DONE]")
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=LIMIT_S) as client:
         answer = client.chat.completions.create(model=model, messages=QUESTION, max_tokens=8)  # type: ignore[arg-type]
