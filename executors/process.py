@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -23,6 +24,8 @@ TAIL_LINES: Final = 30
 TAIL_BYTES: Final = 64 << 10
 FIRST_LOOK_S, LONGEST_LOOK_S = 0.05, 1.0
 """How long to wait between two looks at readiness, at first and at most."""
+_LIBC: Final = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG: Final = 1
 KILL_S: Final = 10.0
 """The kernel ends a killed process when its last system call returns; beyond this it hangs in a device."""
 
@@ -85,7 +88,7 @@ class EngineProcess:
             try:
                 popen = subprocess.Popen(
                     list(command), stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=folder,
-                    env=environment, start_new_session=True, pass_fds=tuple(keep_open),
+                    env=environment, start_new_session=True, pass_fds=tuple(keep_open), preexec_fn=_with_parent(),
                 )  # fmt: skip
             except OSError as error:
                 raise EngineError(f"{name}: cannot start {command[0]}: {error.strerror}") from error
@@ -241,3 +244,15 @@ def _last_lines(path: Path, lines: int) -> str:
 
 def _status(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"status {code}"
+
+
+def _with_parent() -> Callable[[], None]:
+    """For the child, before its program runs: it is asked to go when we are gone, even if we were killed."""
+    parent = os.getpid()
+
+    def before() -> None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # gone before that took effect
+            os._exit(1)
+
+    return before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -178,3 +179,28 @@ def test_a_log_is_closed_to_others_also_when_it_was_there(tmp_path: Path) -> Non
     run(play)
     assert log.read_text(encoding="utf-8") == "before\nnow\n"
     assert log.stat().st_mode & 0o777 == 0o600
+
+
+KILLED = """
+import asyncio, sys
+from pathlib import Path
+from executors.process import EngineProcess
+
+async def main():
+    folder = Path(sys.argv[1])
+    started = await EngineProcess.start("engine", [sys.executable, "-c", sys.argv[2]], folder / "e.log", folder=folder)
+    print(started.pid, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def test_an_engine_goes_when_who_started_it_is_killed(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path), WAITS], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        engine = os.pidfd_open(int(parent.stdout.readline()))
+        parent.kill()
+    gone, _, _ = select.select([engine], [], [], LIMIT_S)
+    os.close(engine)
+    assert gone
