@@ -7,6 +7,7 @@ batches. It decides nothing about definitions.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from reports.groups import gpu_seconds, group_figures, span_of
 from reports.measured import measured_part
 from reports.metrics import distribution
 from reports.record import REPORT_JSON, STATUSES, RunRecord
+from reports.replicas import PlannerMeta, planner_figures
 from reports.report import (
     Counts,
     Demand,
@@ -53,10 +55,15 @@ __all__ = [
 ]
 
 
-def build_report(folder: Path, meta: RunMeta, sla: Sla | None = None) -> Report:
+def build_report(folder: Path, meta: RunMeta, sla: Sla | None = None, planner: PlannerMeta | None = None) -> Report:
     """Compute the report of the run in `folder`, write it there as report.json, and return it."""
     record = RunRecord(folder)
     report = _report(record, meta, sla)
+    if planner is not None:
+        end_s = span_of(record.requests, StepTotals(record).last_s)
+        costs = [group.cost_usd for group in report.groups]
+        figures = planner_figures(folder, planner, None if end_s is None else end_s.end_s, report.gpu_s, costs)
+        report = replace(report, planner=figures)
     try:
         with whole_file(folder / REPORT_JSON) as out:
             out.write(report.to_json())

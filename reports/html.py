@@ -18,6 +18,7 @@ from reports.kv_tiers import tier_bars
 from reports.metrics import DEFINITIONS, Distribution, definition
 from reports.plots import run_charts
 from reports.record import REPORT_HTML, RunRecord
+from reports.replica_views import DECISION_COLUMNS, decision_rows, planner_lines
 from reports.report import Json, Report, flat_config
 from reports.routing_views import (
     END_COLUMNS,
@@ -133,6 +134,7 @@ def _page(record: RunRecord, report: Report, complete: bool) -> dict[str, object
         "bars": page_bars(list(tier_bars(report))),
         "groups": _groups(report),
         "workers": _workers(report),
+        "planner": _planner(report),
         "routing": _routing(report),
         "ends": {"columns": END_COLUMNS, "rows": end_rows(report)},
         "slowest": slowest_tables(record.requests, report),
@@ -147,6 +149,8 @@ def _page(record: RunRecord, report: Report, complete: bool) -> dict[str, object
 def title(report: Report) -> str:
     """The run in a few words."""
     workers, gpus = text.counted(len(report.workers), "worker"), text.counted(report.meta.gpus, "GPU")
+    if report.planner is not None:
+        return f"{report.meta.trace.name} on {gpus} at most, planned ({report.planner.name})"
     return f"{report.meta.trace.name} on {workers}, {gpus}"
 
 
@@ -165,6 +169,8 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
     for line in report.meta.cluster:
         yield "cluster", line
     yield "router", report.meta.router
+    if report.planner is not None:
+        yield "planner", report.planner.line
     for latency in report.meta.latency:
         yield "latency model", latency_line(latency, several=len(report.meta.latency) > 1)
     yield "requests", counts_line(report)
@@ -228,6 +234,15 @@ def _latency_row(name: str, unit: str, sample: Distribution) -> list[str]:
     values = [sample.mean, interval_half(sample), sample.p50, sample.p90, sample.p95, sample.p99]
     values += [sample.min, sample.max, sample.std]
     return [f"{name}, {unit}", *(text.in_unit(value, unit) for value in values), text.count(sample.count)]
+
+
+def _planner(report: Report) -> dict[str, object]:
+    """What a planner did, and its changes with their reasons; empty without one."""
+    return {
+        "lines": list(planner_lines(report))[: 2 + len(report.planner.roles)] if report.planner is not None else [],
+        "columns": DECISION_COLUMNS,
+        "rows": decision_rows(report),
+    }
 
 
 def _routing(report: Report) -> dict[str, object]:

@@ -38,11 +38,21 @@ def run_charts(record: RunRecord, report: Report) -> list[Chart]:
     charts = [
         *_distributions(record, report, over),
         *_latencies_over_time(report, over),
+        *_replicas_over_time(record, report, over),
         *_load_over_time(over),
         *_workers_over_time(report, over),
         _ttft_by_prompt(record),
     ]
     return [chart for chart in charts if not chart.empty]
+
+
+def _replicas_over_time(record: RunRecord, report: Report, over: Timeline) -> list[Chart]:
+    if report.planner is None:
+        return []
+    from reports.replica_views import replica_charts
+
+    clock = Clock(over)
+    return list(replica_charts(record.folder, clock.factor, clock.axis(), float(over.edges_s[-1])))
 
 
 def first_charts(record: RunRecord, report: Report) -> list[Chart]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from policies.errors import ConfigError
 from policies.frozen import frozen
 from reports.metrics import CI_METHOD, PERCENTILE_METHOD, Distribution
+from reports.replicas import PlannerFigures
 from reports.verdict import SlaResult
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ class WorkerMeta:
     """One worker that the run had at any time; the size of its KV pool where it has one.
 
     `held_from_s` is when it was ordered (None: before the run), `held_until_s` when it was stopped (None: never): its
-    GPUs are paid for from the one to the other, starting and draining included.
+    GPUs are paid for from the one to the other, starting and draining included. `up_from_s` is when one that was
+    ordered within the run was ready (None: before the run, or never).
     """
 
     worker_id: int
@@ -63,6 +65,7 @@ class WorkerMeta:
     block_size: int | None = None
     held_from_s: float | None = None
     held_until_s: float | None = None
+    up_from_s: float | None = field(default=None, metadata={"sparse": True})
 
 
 @frozen
@@ -343,6 +346,7 @@ class Report:
     groups: tuple[GroupFigures, ...]
     gpu_s: float | None
     sla: SlaResult | None
+    planner: PlannerFigures | None = field(default=None, metadata={"sparse": True})
     percentile_method: str = PERCENTILE_METHOD
     interval_method: str = CI_METHOD
     schema: str = SCHEMA
@@ -379,7 +383,10 @@ def stable_json(value: object) -> str:
 
 def _plain(value: object) -> object:
     if is_dataclass(value) and not isinstance(value, type):
-        return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
+        named = {item.name: getattr(value, item.name) for item in fields(value) if not item.metadata.get("sparse")}
+        sparse = {item.name: getattr(value, item.name) for item in fields(value) if item.metadata.get("sparse")}
+        named |= {name: item for name, item in sparse.items() if item is not None}
+        return {name: _plain(item) for name, item in named.items()}
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
@@ -388,7 +395,8 @@ def _plain(value: object) -> object:
 def _restore(kind: type[T], plain: Mapping[str, object]) -> T:
     """A dataclass from the plain values that `_plain` made of it."""
     hints = typing.get_type_hints(kind, localns=vars(import_module("reports.told")))
-    return kind(**{item.name: _value(hints[item.name], plain[item.name]) for item in fields(kind)})  # type: ignore[arg-type]
+    there = [item.name for item in fields(kind) if not item.metadata.get("sparse") or item.name in plain]  # type: ignore[arg-type]
+    return kind(**{name: _value(hints[name], plain[name]) for name in there})
 
 
 def _value(hint: object, plain: object) -> object:

@@ -13,6 +13,7 @@ from reports import text
 from reports.kv_tiers import tier_lines
 from reports.metrics import Distribution
 from reports.record import RunState
+from reports.replica_views import planner_lines
 from reports.report import GroupFigures, LatencyMeta, Report, StartMeta
 from reports.routing_views import ENDS_SHOWN, cache_line, end_line, routing_lines, share_lines
 from reports.verdict import LimitResult
@@ -202,6 +203,8 @@ def _what_came_out(report: Report) -> Iterator[Fact]:
     yield "workers", f"busy {text.share(report.busy_share)}{spread}; fairness {text.figures(report.fairness)}", ""
     for line in share_lines(report):
         yield "", line, "dim"
+    for at, line in enumerate(planner_lines(report)):
+        yield "" if at else "planner", line, ""
     for at, line in enumerate(routing_lines(report)):
         yield "" if at else "routing", line, ""
     scenario = report.meta.config.get("faults")

@@ -117,6 +117,13 @@ def _unnamed(worker_id: int) -> WorkerMeta:
     return WorkerMeta(worker_id=worker_id, name=f"worker {worker_id}", group="", gpus=0)
 
 
+def _there_s(worker: WorkerMeta, makespan: float | None) -> float | None:
+    """How long a worker was there to be busy; one that a planner ordered is there later than the run begins."""
+    if worker.up_from_s is None or makespan is None:
+        return makespan
+    return max(0.0, (makespan if worker.held_until_s is None else worker.held_until_s) - worker.up_from_s) or None
+
+
 def _one_worker(
     worker: WorkerMeta,
     place: int,
@@ -139,7 +146,7 @@ def _one_worker(
         hit_rate=metrics.hit_rate(sums.cached_tokens[place], sums.prompt_tokens[place]) if meta.hash_known else None,
         steps=int(steps.sum("steps", worker_id)),
         busy_s=busy_s,
-        busy_share=metrics.busy_share(busy_s, makespan),
+        busy_share=metrics.busy_share(busy_s, _there_s(worker, makespan)),
         mean_running=steps.sum("running_s", worker_id) / busy_s if busy_s else None,
         peak_waiting=int(sums.peak_waiting[place]),
         preemptions=int(steps.sum("preempted", worker_id)),

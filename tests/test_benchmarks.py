@@ -56,3 +56,10 @@ def test_a_shadow_is_measured(root: Path) -> None:
     found = json.loads(_printed(root, "shadow.py", "--requests", "50", "--tokens", "100"))
     assert found["simulated_requests_per_cpu_s"] > 0
     assert found["note_us_per_request"] > 0
+
+
+def test_the_answers_to_a_planner_are_measured(root: Path) -> None:
+    found = json.loads(_printed(root, "lookahead.py", "--rates", "2", "--workers", "2", "--seconds", "30"))
+    (one,) = found["runs"]
+    assert abs(one["attainment"]["replay"] - one["attainment"]["asked"]) < 0.1
+    assert found["question_of_72_runs_64_workers_5_min_cpu_s"] > 0

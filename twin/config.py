@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 from policies.frozen import frozen
 from twin.config_live import LiveConfig
+from twin.config_planner import PlannerConfig
 from twin.config_schema import LARGEST, LARGEST_SEED, LONGEST_S
 from twin.config_schema import key as _key
 
@@ -704,7 +705,12 @@ class DisaggregationConfig:
 class ObserveConfig:
     """`[observe]`: how late the router learns things."""
 
-    report_lag_s: float = _key(0.0, "delay of the workers' load reports", low=0, high=LONGEST_S)
+    report_lag_s: float = _key(
+        0.0, "delay of the workers' load reports, and of what a planner is told", low=0, high=LONGEST_S
+    )
+    pass_every_s: float = _key(
+        1.0, "between samples of each engine's steps that a planner is told", low=0.001, high=LONGEST_S
+    )
     kv_event_lag_s: float = _key(0.0, "delay of the workers' KV events", low=0, high=LONGEST_S)
     kv_replay_events: int = _key(
         10_000, "KV events that a rank can send again; of older ones it sends all that it holds", low=1, high=LARGEST
@@ -809,6 +815,7 @@ class Config:
     disaggregation: DisaggregationConfig = field(default=DisaggregationConfig())
     resilience: ResilienceConfig = field(default=ResilienceConfig())
     faults: FaultsConfig = field(default=FaultsConfig())
+    planner: PlannerConfig = field(default=PlannerConfig())
     live: LiveConfig = field(default=LiveConfig())
     no_effect: tuple[str, ...] = field(default=(), compare=False)
     origins: Mapping[str, str] = field(default_factory=lambda: NO_ORIGINS, compare=False, repr=False)

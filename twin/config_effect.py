@@ -25,6 +25,7 @@ from twin.config import (
     TraceConfig,
     WorkerGroup,
 )
+from twin.config_planner import LookaheadConfig, PlannerConfig
 from twin.config_schema import keys_of
 from twin.link_use import path_of, used_paths, why_idle
 from twin.perf.cargo import CARGOES, KV, WEIGHTS
@@ -54,6 +55,8 @@ SGLANG_HAS_OTHERS = {
 }
 HOST_KEYS = ("host_offload", "host_load_gb_per_s", "host_load_overlap", "host_block_bytes")
 _SYNC_KEYS = ("sync_delay_s", "sync_jitter_s", "sync_loss", "sync_batch_s")
+DRAINS = ("grace_s", "drain_timeout_s", "migration_limit", "migration_max_seq_len", "retry_backoff")
+"""Keys of [resilience] that count where a planner drains workers."""
 PURE_TIME_MODELS = ("fixed", "polynomial")
 
 
@@ -61,7 +64,7 @@ def without_effect(config: Config) -> Iterator[tuple[str, str]]:
     """(dotted key, why) of every option that was set and changes nothing."""
     yield from _trace(config.trace)
     for group in config.workers:
-        if config.faults.path is None:
+        if config.faults.path is None and not config.planner.is_on:
             yield from _startup(group)
         else:
             yield from _startup_parts(group)
@@ -75,6 +78,7 @@ def without_effect(config: Config) -> Iterator[tuple[str, str]]:
     yield from _observe(config)
     yield from _disaggregation(config)
     yield from _resilience(config)
+    yield from _planner(config)
 
 
 def _changed(table: object, names: Iterable[str]) -> Iterator[str]:
@@ -493,7 +497,11 @@ def _disaggregation(config: Config) -> Iterator[tuple[str, str]]:
 def _resilience(config: Config) -> Iterator[tuple[str, str]]:
     if config.faults.path is None:
         for name in _changed(config.resilience, [entry.name for entry in keys_of(ResilienceConfig)]):
-            yield f"resilience.{name}", "nothing in this run loses workers; a scenario of faults does (--faults FILE)"
+            if not (config.planner.is_on and name in DRAINS):
+                yield (
+                    f"resilience.{name}",
+                    "nothing in this run loses workers; a scenario of faults does (--faults FILE)",
+                )
         return
     if config.resilience.migration_max_seq_len is not None and not config.resilience.migration_limit:
         yield "resilience.migration_max_seq_len", "migration is off; it needs resilience.migration_limit"
@@ -502,6 +510,23 @@ def _resilience(config: Config) -> Iterator[tuple[str, str]]:
             "resilience.retry_backoff",
             "nothing is sent again twice; it needs resilience.migration_limit >= 2",
         )
+
+
+def _planner(config: Config) -> Iterator[tuple[str, str]]:
+    table = config.planner
+    if not table.is_on:
+        for name in _changed(table, [entry.name for entry in keys_of(PlannerConfig)]):
+            yield f"planner.{name}", "nobody plans; planner.name (--planner NAME) says who does"
+        for name in _changed(config.observe, ("pass_every_s",)):
+            yield f"observe.{name}", "nobody plans, and nobody else asks for it"
+    if table.is_on and table.name != "schedule" and table.schedule is not None:
+        yield "planner.schedule", f"planner.name is {table.name}; schedule follows it"
+    if table.name != "lookahead":
+        for name in _changed(table.lookahead, [entry.name for entry in keys_of(LookaheadConfig)]):
+            yield f"planner.lookahead.{name}", f"planner.name is {table.name}; lookahead asks the twin"
+    if table.is_on and table.load_predictor not in ("prophet", "seasonal-naive"):
+        for name in _changed(table, ("period", "harmonics")):
+            yield f"planner.{name}", f"planner.load_predictor = {table.load_predictor} knows no seasons"
 
 
 def _observe(config: Config) -> Iterator[tuple[str, str]]:
@@ -514,5 +539,5 @@ def _observe(config: Config) -> Iterator[tuple[str, str]]:
     if not (mode == "kv" and config.router.use_kv_events and config.router.index == "engine"):
         for name in _changed(config.observe, ("kv_replay_events", "kv_dump_block_s", "kv_dump_gb_per_s")):
             yield f"observe.{name}", "nobody asks workers again: router.index is not engine, or its mode not kv"
-    if config.observe.report_lag_s:
+    if config.observe.report_lag_s and not config.planner.is_on:
         yield "observe.report_lag_s", f"no policy of this run reads load reports (the mode is {mode})"

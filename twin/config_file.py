@@ -11,6 +11,7 @@ from pathlib import Path
 
 from policies.errors import ConfigError
 from twin.config_live import TABLES as LIVE_TABLES
+from twin.config_planner import TABLES as PLANNER_TABLES
 from twin.config_values import Given, Key
 
 # A table that may also be written as one string: `engine = "vllm"` stands for `[workers.engine] kind = "vllm"`.
@@ -40,6 +41,7 @@ TABLES = frozenset(
         "workers.kvbm",
         "workers.links",
         *LIVE_TABLES,
+        *PLANNER_TABLES,
         *SHORT_FORMS,
     ]
 )

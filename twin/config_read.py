@@ -40,6 +40,8 @@ from twin.config_effect import foreign_keys, without_effect
 from twin.config_file import NAMED, ONE, SHORT_FORMS, Found, dotted, read_file
 from twin.config_live import TABLES as LIVE_TABLES
 from twin.config_live import FrontendConfig, LiveConfig
+from twin.config_planner import TABLES as PLANNER_TABLES
+from twin.config_planner import LookaheadConfig, PlannerConfig
 from twin.config_schema import keys_of
 from twin.config_together import check_together
 from twin.config_values import Given, Key, checked, nearest, parameter
@@ -59,6 +61,7 @@ FLAGS: Mapping[str, str] = {
     "--router": "router.mode",
     "--sla": "sla.limits",
     "--faults": "faults.path",
+    "--planner": "planner.name",
     "--seed": "seed",
     "--limit": "trace.limit",
     "--speedup": "trace.speedup",
@@ -96,6 +99,7 @@ TABLES: Mapping[str, type] = {
     "disaggregation": DisaggregationConfig,
     "resilience": ResilienceConfig,
     "faults": FaultsConfig,
+    **PLANNER_TABLES,
     **LIVE_TABLES,
 }
 
@@ -193,6 +197,12 @@ class _Builder:
             ),
             resilience=ResilienceConfig(**self._values(ResilienceConfig, ("resilience",), "resilience.")),
             faults=FaultsConfig(**self._values(FaultsConfig, ("faults",), "faults.")),
+            planner=PlannerConfig(
+                **self._values(PlannerConfig, ("planner",), "planner."),
+                lookahead=LookaheadConfig(
+                    **self._values(LookaheadConfig, ("planner", "lookahead"), "planner.lookahead.")
+                ),
+            ),
             live=LiveConfig(**self._live()),
             origins=MappingProxyType(self._origins),
         )

@@ -35,6 +35,7 @@ from twin.config import (
 from twin.config_file import NAMED, is_path
 from twin.config_live import TABLES as LIVE_TABLES
 from twin.config_live import LiveConfig
+from twin.config_planner import LookaheadConfig, PlannerConfig
 from twin.config_schema import keys_of
 from twin.config_values import toml_value
 
@@ -133,6 +134,8 @@ def _lines(config: Config, live: bool = True) -> Iterator[Line]:
     yield from _table("[disaggregation]", "disaggregation", DisaggregationConfig, config.disaggregation)
     yield from _table("[resilience]", "resilience", ResilienceConfig, config.resilience)
     yield from _table("[faults]", "faults", FaultsConfig, config.faults)
+    yield from _table("[planner]", "planner", PlannerConfig, config.planner)
+    yield from _table("[planner.lookahead]", "planner.lookahead", LookaheadConfig, config.planner.lookahead)
     if live:
         yield from _live_tables(config)
 

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import Protocol
 
 from policies.cluster.controller import Policy
+from policies.cluster.ids import WorkerId
 from reports.report import GroupMeta, LatencyMeta, PowerMeta, RunMeta, StartMeta, TraceMeta, WorkerMeta
 from reports.routing import prompt_counters
 from traces.options import TraceInfo
@@ -19,6 +20,7 @@ from twin.config_text import to_plain
 from twin.describe_router import router_line
 from twin.engine.settings import SglangSettings
 from twin.mocker.starts import Start
+from twin.worker_spec import WorkerSpec
 
 NOT_MODELLED = (
     "tokeniser and HTTP time, and the network between clients and the cluster",
@@ -200,9 +202,12 @@ def _tiers_in_words(kvbm: KvbmConfig) -> Iterator[str]:
             yield f"{name}{shared} {large} ({', '.join(policies)})"
 
 
-def starts_meta(starts: Iterable[Start], groups: Iterable[Group]) -> tuple[StartMeta, ...]:
-    """Starts that took time, as the report wants them."""
-    configs = {spec.worker_id: group.config for group in groups for spec in group.workers}
+def starts_meta(
+    starts: Iterable[Start], groups: Iterable[Group], specs: Mapping[WorkerId, WorkerSpec]
+) -> tuple[StartMeta, ...]:
+    """Starts that took time, as the report wants them. `specs`: of all workers that there ever were."""
+    by_name = {group.config.name: group.config for group in groups}
+    configs = {worker_id: by_name[spec.name.rpartition("-")[0]] for worker_id, spec in specs.items()}
     return tuple(
         StartMeta(
             worker_id=start.worker_id,
@@ -223,7 +228,7 @@ def starts_meta(starts: Iterable[Start], groups: Iterable[Group]) -> tuple[Start
 def _timed_by(start: Start, group: WorkerGroup) -> str:
     if start.load is not None:
         return "links"
-    return "formula" if group.startup_s is None else "given"
+    return "formula" if group.startup_s is None and startup_of(group) is not None else "given"
 
 
 def handoff_line(config: Config) -> str:

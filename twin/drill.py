@@ -78,11 +78,11 @@ class Drill:
         """Whether messages of workers are lost or late, so that their number matters."""
         return any(fault.kind in KV_EVENTS for fault in self.scenario.faults)
 
-    def controller(self, policy: Policy, journal: JournalSink | None) -> Controller:
-        """The router with migration beside it, watched where the scenario wants that."""
+    def controller(self, policies: Sequence[Policy], journal: JournalSink | None) -> Controller:
+        """A controller of these policies, watched where the scenario wants that."""
         if self.scenario.watches_invariants:
             self._watched = Watched(journal)
-        return Controller([policy, *self.policies], self._watched or journal)
+        return Controller(policies, self._watched or journal)
 
     def start(self, world: MockWorld) -> None:
         """Put the faults on the clock of a world that has not run yet."""

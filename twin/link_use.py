@@ -41,7 +41,7 @@ def why_idle(config: Config, group: WorkerGroup, use: str) -> str | None:
 
 
 def _why_no_weights(config: Config, group: WorkerGroup) -> str | None:
-    if config.faults.path is None:
+    if config.faults.path is None and not config.planner.is_on:
         return "nothing in this run adds workers, or brings any back"
     if group.startup_s is not None:
         return "startup_s says how long the whole start takes"

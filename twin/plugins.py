@@ -17,6 +17,7 @@ GROUPS = (
     COMMANDS,
     ROUTERS,
     "dynatwin.planners",
+    "dynatwin.forecasters",
     "dynatwin.kv_policies",
     "dynatwin.engines",
     "dynatwin.trace_readers",

@@ -23,6 +23,7 @@ from policies.frozen import frozen
 from reports.build import build_report
 from reports.files import held_back
 from reports.record import OWN_FILES, RunWriter, finish_run
+from reports.replicas import FILES as REPLICA_FILES
 from reports.report import Report
 from reports.sla import Sla, parse_sla
 from traces.errors import TraceError
@@ -47,11 +48,12 @@ if TYPE_CHECKING:
     from twin.hindsight import Hindsight
     from twin.ideal import IdealCache
     from twin.mocker.routersync import SyncPlan
+    from twin.planned import Planned
 
 CONFIG_TOML = "config.toml"
 JOURNAL = "journal.jsonl"
 FAULTS_JSON = "faults.json"
-OTHER_FILES = (CONFIG_TOML, JOURNAL, FAULTS_JSON)
+OTHER_FILES = (CONFIG_TOML, JOURNAL, FAULTS_JSON, *REPLICA_FILES)
 """What a run folder has beside the files of the record and the report."""
 
 Progress = Callable[[int, int | None], None]
@@ -138,6 +140,7 @@ def _replay(
     _check_warmup(config.trace, trace)
     refuse_beyond(groups, trace)
     policy = build_policy(config, groups[0].settings.block_size, explain=explain)
+    planned = _planned(config, cluster)
     drill = _drill(config)
     if drill is not None:
         drill.check_rows(_asked_requests(config.trace, trace))
@@ -149,12 +152,14 @@ def _replay(
             with _undone_if_refused(writer):
                 hindsight = _hindsight(policy, config, trace) if explain else None
                 decides = hindsight or policy
-                controller = Controller([decides], sink) if drill is None else drill.controller(decides, sink)
-                world = _world(config, trace, cluster, controller, writer, progress, drill)
+                if planned is not None:
+                    decides = planned.before(decides)
+                controller = _controller(config, decides, sink, planned, drill)
+                world = _world(config, trace, cluster, controller, writer, progress, planned, drill)
                 if hindsight is not None:
                     hindsight.world = world
                 onlookers = _Onlookers(ideal=_ideal(trace, world), hindsight=hindsight)
-            complete = _simulate(world, config, writer, sink)
+            complete = _simulate(world, config, writer, sink, planned)
         report = None
         try:
             with held_back():
@@ -164,7 +169,7 @@ def _replay(
                     from twin.legs import lease_warnings
 
                     alarms += lease_warnings(config, groups, world.handoffs)
-                report = _report(config, folder, trace, groups, policy, sla, world, idle, onlookers, alarms)
+                report = _report(config, folder, trace, groups, policy, sla, world, idle, onlookers, alarms, planned)
             _pages(folder, report, html=html, perfetto=perfetto, complete=complete)
         except KeyboardInterrupt:
             complete = False
@@ -187,7 +192,23 @@ def _replay(
     return Replayed(folder=folder, report=report, complete=complete, missed=missed)
 
 
-def _simulate(world: MockWorld, config: Config, writer: RunWriter, journal: Journal | None) -> bool:
+def _controller(
+    config: Config, router: Policy, sink: Journal | None, planned: Planned | None, drill: Drill | None
+) -> Controller:
+    """The router, with whatever stands beside it in this run."""
+    beside: list[Policy] = [] if planned is None else [planned.planner]
+    if drill is not None:
+        return drill.controller([router, *drill.policies, *beside], sink)
+    if planned is not None and config.resilience.migration_limit:
+        from twin.deciding import migration
+
+        beside.insert(0, migration(config))
+    return Controller([router, *beside], sink)
+
+
+def _simulate(
+    world: MockWorld, config: Config, writer: RunWriter, journal: Journal | None, planned: Planned | None
+) -> bool:
     """Run the world, and keep its record however it ends; whether it went to its end, False after Ctrl-C.
 
     Only a trace that turns out to be bad does not take the place of a complete run.
@@ -209,6 +230,8 @@ def _simulate(world: MockWorld, config: Config, writer: RunWriter, journal: Jour
                     world.abandon()
                 if not kept:
                     writer.close()
+                    if planned is not None:
+                        planned.write(writer.folder)
                     (writer.folder / CONFIG_TOML).write_text(to_toml(config), encoding="utf-8")
                     if journal is not None:
                         journal.flush()
@@ -345,6 +368,7 @@ def _world(
     controller: Controller,
     writer: RunWriter,
     progress: Progress | None,
+    planned: Planned | None,
     drill: Drill | None,
 ) -> MockWorld:
     total = config.trace.limit or trace.info.rows
@@ -365,6 +389,8 @@ def _world(
         seed=config.seed,
         progress=None if progress is None else lambda ended: progress(ended, total),
     )
+    if planned is not None:
+        planned.start(world, network)
     if drill is not None:
         drill.start(world)
     return world
@@ -393,6 +419,14 @@ def _ideal(trace: Trace, world: MockWorld) -> IdealCache | None:
     return ideal
 
 
+def _planned(config: Config, cluster: Cluster) -> Planned | None:
+    if not config.planner.is_on:
+        return None
+    from twin.planned import Planned
+
+    return Planned(config, cluster)
+
+
 def _drill(config: Config) -> Drill | None:
     if config.faults.path is None:
         return None
@@ -412,6 +446,7 @@ def _report(
     idle_faults: Sequence[str],
     onlookers: _Onlookers,
     alarms: Sequence[str],
+    planned: Planned | None,
 ) -> Report:
     ideal, hindsight = onlookers.ideal, onlookers.hindsight
     no_effect, warnings = [*idle_faults], [*alarms]
@@ -452,13 +487,15 @@ def _report(
         tiers=world.tiers,
         kvbm=world.block_tiers.figures() if world.block_tiers is not None else {},
         moved_bytes=world.network.carried_bytes if world.network is not None else {},
-        starts=starts_meta(world.starts.log, groups),
+        starts=starts_meta(world.starts.log, groups, world.specs),
         ideal=ideal.blocks if ideal is not None and world.keyed else {},
         explained=hindsight is not None,
         oracle=hindsight.meta if hindsight is not None else None,
         warnings=(*meta.warnings, *warnings),
     )
-    return build_report(folder, meta, sla)
+    if planned is None:
+        return build_report(folder, meta, sla)
+    return build_report(folder, planned.described(meta), sla, planned.meta())
 
 
 def _demand_facts(trace: Trace) -> dict[str, JsonValue]:
@@ -482,7 +519,7 @@ def _journal_sink(
         versions={"dynatwin": __version__},
         config={**to_plain(config), "demand": _demand_facts(trace)},
         seed=config.seed,
-        policies=(config.router.mode,),
+        policies=(config.router.mode, *([f"planner {config.planner.name}"] if config.planner.is_on else [])),
     )
     with writer.place(JOURNAL).open("w", encoding="utf-8") as file:
         yield Journal(file.write, header)

@@ -42,8 +42,12 @@ class Topology:
     can stand for each other."""
 
     links: tuple[Link, ...]
-    endpoints: Mapping[WorkerId, Endpoint]
+    endpoints: dict[WorkerId, Endpoint]
     own_ranks: bool
+
+    def admit(self, endpoint: Endpoint) -> None:
+        """A worker has come that the run did not begin with."""
+        self.endpoints[endpoint.worker_id] = endpoint
 
     def path(self, source: WorkerId, source_rank: int, dest: WorkerId, dest_rank: int) -> tuple[str, ...]:
         """Lanes that KV crosses from one rank to another."""

@@ -16,6 +16,7 @@ from twin.mocker.world import Observation
 from twin.worker_spec import WorkerSpec
 
 if TYPE_CHECKING:
+    from twin.growing import Growing
     from twin.mocker.handoff import HandoffPlan
     from twin.mocker.links import Network
     from twin.perf.links import Link
@@ -24,12 +25,14 @@ if TYPE_CHECKING:
 
 @frozen
 class Cluster:
-    """Worker groups as they are simulated, and the links between their workers and their tiers."""
+    """Worker groups as they are simulated, and the links between their workers and their tiers. `bare` are the groups
+    without either, from which workers are made that come later."""
 
     config: Config
     groups: tuple[Group, ...]
     topology: Topology | None
     tier_links: tuple[Link, ...]
+    bare: tuple[Group, ...]
 
     @property
     def workers(self) -> list[WorkerSpec]:
@@ -54,6 +57,14 @@ class Cluster:
         links = (self.topology, network) if self.topology is not None and network is not None else None
         return handoff_plan(self.config, self.groups, links)
 
+    def growing(self, network: Network | None) -> Growing:
+        """Who makes further workers for a world with these links."""
+        from twin.growing import Growing
+        from twin.planning import startup_s
+
+        times = {group.config.name: startup_s(self.config, group.config) for group in self.bare}
+        return Growing(self.config, self.bare, self.topology, network, times)
+
 
 def build_cluster(config: Config, *, leap: bool = True) -> Cluster:
     """Raises TwinError for what cannot be simulated."""
@@ -62,6 +73,7 @@ def build_cluster(config: Config, *, leap: bool = True) -> Cluster:
         from twin.legs import priced_for_legs
 
         groups = priced_for_legs(config, groups)
+    bare = groups
     topology = None
     if uses_links(config):
         from twin.topology import build_topology, wired
@@ -74,7 +86,7 @@ def build_cluster(config: Config, *, leap: bool = True) -> Cluster:
 
         tier_links = tiering.tier_links(groups)
         groups = tiering.tiered(groups)
-    return Cluster(config=config, groups=groups, topology=topology, tier_links=tier_links)
+    return Cluster(config=config, groups=groups, topology=topology, tier_links=tier_links, bare=bare)
 
 
 def observation(config: Config) -> Observation:

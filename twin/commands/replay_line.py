@@ -38,6 +38,7 @@ OPTIONS = (
     Option("--kv-blocks", "N", "KV blocks of a worker; otherwise what fits into memory."),
     Option("--latency", "MODEL", "Step latency: roofline, fixed, linear, polynomial, table, silicon."),
     Option("--router", "MODE", "round-robin, random, least-loaded, power-of-two, direct or kv."),
+    Option("--planner", "NAME", "Who adds and drains workers: throughput, load, hybrid, lookahead (docs/planner.md)."),
     Option("--faults", "FILE", "Scenario of what goes wrong (docs/faults.md); exit 3 if an expectation is missed."),
     Option("--sla", "LIMITS", "Limits, e.g. ttft=200ms,itl=50ms@p95; exit 3 if they are missed."),
     Option("--seed", "N", "Seed of every random draw."),

@@ -13,7 +13,7 @@ from policies.frozen import frozen
 from twin.engine.batch import DecodeBatch
 from twin.engine.epoch import Epoch
 from twin.engine.leaping import Leaping
-from twin.engine.plan import StepPlan
+from twin.engine.plan import Look, StepPlan
 from twin.engine.sequence import Sequence
 from twin.engine.settings import EngineSettings
 from twin.engine.steplog import Row, StepLog
@@ -110,6 +110,38 @@ class EngineCore(Leaping):
             freed = max(0, taken - pool.free)
         running, waiting = self._queues()
         return running, waiting, pool.active + taken, pool.inactive - freed
+
+    def look(self, step: StepPlan | None, at_s: float) -> Look:
+        """The step of a planned `step` or leap that is under way behind `at_s`, and who waits. Touches nothing."""
+        wall_s, ctx_tokens, decodes = 0.0, 0, 0
+        if step is not None:
+            wall_s, decodes = step.end_s - step.start_s, step.decodes
+            if step.literal:
+                ctx_tokens = sum(seq.length for seq in self.running if seq.outputs)
+            elif not step.exclusive:
+                ctx_tokens = self.batch.ctx_tokens
+            if step.steps > 1:
+                n = self._epoch.steps_to(at_s, step.start_s, step.end_s, step.steps)
+                if n < step.steps and self._epoch.end_s(n) <= at_s:
+                    n += 1
+                began_s = step.start_s if n == 1 else self._epoch.end_s(n - 1)
+                wall_s = self._epoch.end_s(n) - began_s
+                ctx_tokens += (n - 1) * self.batch.size
+        prompts: list[Sequence] = []
+        paused = [*self.activated]
+        for seq in self.waiting:
+            (paused if seq.outputs else prompts).append(seq)
+        return Look(
+            wall_s=wall_s,
+            prefills=0 if step is None else step.chunks,
+            prefill_tokens=0 if step is None else step.prefill_tokens,
+            decodes=decodes,
+            ctx_tokens=ctx_tokens,
+            queued=len(prompts),
+            queued_tokens=sum(seq.prompt for seq in prompts),
+            paused=len(paused),
+            paused_tokens=sum(seq.length for seq in paused),
+        )
 
     def _queues(self) -> tuple[int, int]:
         """Running and waiting requests."""

@@ -2,7 +2,27 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from twin.engine.sequence import Sequence
+
+
+class Look(NamedTuple):
+    """The step that is under way at an instant, and who waits behind it. Without a step `wall_s` is 0.
+
+    `prefills` prompts compute `prefill_tokens` beside `decodes` sequences that hold `ctx_tokens`. Of those who wait,
+    `queued` have prompts of `queued_tokens` to compute, and `paused`, which hold `paused_tokens`, have begun to answer.
+    """
+
+    wall_s: float
+    prefills: int
+    prefill_tokens: int
+    decodes: int
+    ctx_tokens: int
+    queued: int
+    queued_tokens: int
+    paused: int
+    paused_tokens: int
 
 
 class StepPlan:

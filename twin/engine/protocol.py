@@ -11,7 +11,7 @@ from typing import Protocol
 
 from policies.cluster.blocks import BlockRun
 from twin.engine.batch import DecodeBatch
-from twin.engine.plan import Outcome, StepPlan
+from twin.engine.plan import Look, Outcome, StepPlan
 from twin.engine.sequence import Sequence
 from twin.engine.settings import EngineSettings
 from twin.perf.protocol import LatencyModel
@@ -132,6 +132,10 @@ class Engine(Protocol):
 
     def load(self, step: StepPlan | None, at_s: float) -> tuple[int, int, int, int]:
         """Running, waiting, active and cached blocks at `at_s`, within the planned `step`. Touches nothing."""
+        ...
+
+    def look(self, step: StepPlan | None, at_s: float) -> Look:
+        """What the planned `step` runs behind `at_s`, and who waits. Touches nothing."""
         ...
 
     # ------------------------------------------------------------ hand-off

@@ -13,7 +13,7 @@ from typing import Protocol
 from policies.cluster.blocks import BlockRun, Branch, merged_runs
 from twin.engine.batch import DecodeBatch
 from twin.engine.core import CachePool
-from twin.engine.plan import Outcome, StepPlan
+from twin.engine.plan import Look, Outcome, StepPlan
 from twin.engine.protocol import Engine
 from twin.engine.sequence import Sequence
 from twin.engine.settings import EngineSettings
@@ -161,6 +161,13 @@ class RankedEngine:
         loads = [rank.load(parts[at] if step is not None else None, at_s) for at, rank in enumerate(self.ranks)]
         running, waiting, active, cached = (sum(column) for column in zip(*loads, strict=True))
         return running, waiting, active, cached
+
+    def look(self, step: StepPlan | None, at_s: float) -> Look:
+        """What all ranks do together in the step that is under way behind `at_s`. Touches nothing."""
+        parts = self._parts
+        looks = [rank.look(parts[at] if step is not None else None, at_s) for at, rank in enumerate(self.ranks)]
+        sums = [sum(column) for column in zip(*looks, strict=True)]
+        return Look(max(one.wall_s for one in looks), *sums[1:])
 
     # ------------------------------------------------------------ requests in and out
 

@@ -162,6 +162,8 @@ class Churn:
         gone = self.when_gone.pop(worker.worker_id, None)
         if gone is not None:
             gone()
+        if world.scaling is not None:
+            world.scaling.on_gone(worker.worker_id)
 
     def expect(self, worker_id: WorkerId, at_s: float) -> None:
         """A worker is going to be there (again) at `at_s`."""
@@ -195,6 +197,8 @@ class Churn:
             return  # it came back for another reason, while both had to wait
         self.detect(gone, "came back under a new epoch")
         world.start_worker(world.specs[worker_id], gone.up.epoch + 1)
+        if world.scaling is not None:
+            world.scaling.on_back(worker_id)
 
     # ------------------------------------------------------------ slow, hanging, garbled
 
@@ -261,9 +265,12 @@ class Churn:
             return False
         self._losses.pop(worker_id, None)
         self.when_gone.pop(worker_id, None)
-        view = self._world.controller.view.workers.get(worker_id)
+        world = self._world
+        view = world.controller.view.workers.get(worker_id)
         if view is not None and view.draining:
-            self._world.post(WorkerRecalled(at_s=self._world.clock.now, worker_id=worker_id))
+            world.post(WorkerRecalled(at_s=world.clock.now, worker_id=worker_id))
+        if world.scaling is not None:
+            world.scaling.on_recalled(worker_id)
         return True
 
     def refuses(self, worker_id: WorkerId) -> bool:

@@ -44,6 +44,7 @@ class Order(IntEnum):
     LATE = 6 << 32
     TIMER = 7 << 32
     STEP_START = 8 << 32
+    LOOK = 9 << 32
 
 
 _STEP_END = int(Order.STEP_END)

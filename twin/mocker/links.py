@@ -117,6 +117,11 @@ class Network:
         self._wake_s = 0.0
         self._transfers: dict[int, Transfer] = {}
 
+    def add(self, links: Iterable[Link]) -> None:
+        """Links of workers that have come; those that are there already stay as they are."""
+        for link in links:
+            self._fluid.add(self._clock.now, link)
+
     @property
     def live(self) -> int:
         """Transfers under way, each part counted."""

@@ -6,7 +6,7 @@ there and never brings it up itself; a start that is broken off says nothing, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from policies.cluster.ids import WorkerId
@@ -37,14 +37,31 @@ class WeightLoad:
 class Start:
     """One start, with the instants of its stages (None where it has not come to that)."""
 
-    __slots__ = ("load", "load_s", "loaded_s", "on_up", "ordered_s", "peer", "transfer", "up_s", "worker_id")
+    __slots__ = (
+        "load",
+        "load_s",
+        "loaded_s",
+        "on_failed",
+        "on_up",
+        "ordered_s",
+        "peer",
+        "transfer",
+        "up_s",
+        "worker_id",
+    )
 
     def __init__(
-        self, worker_id: WorkerId, load: WeightLoad | None, ordered_s: float, on_up: Callable[[], None]
+        self,
+        worker_id: WorkerId,
+        load: WeightLoad | None,
+        ordered_s: float,
+        on_up: Callable[[], None],
+        on_failed: Callable[[], None] | None,
     ) -> None:
         self.worker_id = worker_id
         self.load = load  # None: its time is by a formula
         self.on_up = on_up
+        self.on_failed = on_failed  # None: whoever makes it fail sees to what follows
         self.ordered_s = ordered_s
         self.load_s: float | None = None
         self.loaded_s: float | None = None
@@ -73,7 +90,7 @@ class Starts:
         self,
         clock: Clock,
         network: Network | None,
-        loads: Mapping[WorkerId, WeightLoad],
+        loads: dict[WorkerId, WeightLoad],
         *,
         is_up: Callable[[WorkerId], bool],
     ) -> None:
@@ -107,11 +124,22 @@ class Starts:
         """That is over."""
         self._hindrances.remove(how)
 
-    def begin(self, worker_id: WorkerId, formula_s: float, on_up: Callable[[], None]) -> None:
-        """A worker begins to come up now; `on_up` is called when it is there. Without links of the run for its weights
-        it takes `formula_s`."""
+    def know(self, worker_id: WorkerId, load: WeightLoad | None) -> None:
+        """A worker that nobody knew of before may be started."""
+        if load is not None:
+            self._loads[worker_id] = load
+
+    def begin(
+        self,
+        worker_id: WorkerId,
+        formula_s: float,
+        on_up: Callable[[], None],
+        on_failed: Callable[[], None] | None = None,
+    ) -> None:
+        """A worker begins to come up now; `on_up` is called when it is there, `on_failed` when it has failed to be.
+        Without links of the run for its weights it takes `formula_s`."""
         load = self._loads.get(worker_id)
-        start = self._under_way[worker_id] = Start(worker_id, load, self._clock.now, on_up)
+        start = self._under_way[worker_id] = Start(worker_id, load, self._clock.now, on_up, on_failed)
         self.log.append(start)
         extra_s = sum(how.extra_s(worker_id) for how in self._hindrances)
         if load is None:
@@ -163,7 +191,10 @@ class Starts:
         del self._under_way[start.worker_id]
         failed = [how for how in self._hindrances if how.fails(start.worker_id)]
         if failed:
-            failed[0].after_failure(start)
+            if start.on_failed is not None:
+                start.on_failed()
+            else:
+                failed[0].after_failure(start)
             return
         start.up_s = self._clock.now
         start.on_up()

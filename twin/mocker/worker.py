@@ -14,7 +14,7 @@ from simpy.events import Event
 
 from policies.cluster.events import WorkerUp
 from policies.cluster.ids import WorkerId
-from twin.engine.plan import Outcome, StepPlan
+from twin.engine.plan import Look, Outcome, StepPlan
 from twin.engine.protocol import Engine
 from twin.engine.sequence import Sequence
 from twin.engine.ticks import before
@@ -320,6 +320,10 @@ class MockWorker:
     def load(self, at_s: float) -> tuple[int, int, int, int]:
         """Running, waiting, active and cached blocks at `at_s`, in the middle of a leap too."""
         return self.engine.load(self._plan, at_s)
+
+    def look(self, at_s: float) -> Look:
+        """The step that is under way behind `at_s`, in the middle of a leap too, and who waits."""
+        return self.engine.look(self._plan, at_s)
 
     # ------------------------------------------------------------ one step after the other
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from simpy.events import Event as SimEvent
 
 from policies.cluster.actions import (
     Action,
+    AddWorker,
     Cancel,
+    CancelStart,
     Dispatch,
     DrainWorker,
     Enqueue,
@@ -48,6 +50,8 @@ from policies.cluster.events import (
     WorkerUp,
 )
 from policies.cluster.ids import Leg, RequestId, WorkerId
+from policies.cluster.ticks import NotePlan
+from policies.cluster.twin_asks import AskTwin
 from policies.errors import CapabilityError, ConfigError, EngineError, InvariantError
 from policies.frozen import frozen
 from policies.router.base import ALL_FENCED, NO_ENDPOINTS
@@ -76,9 +80,16 @@ if TYPE_CHECKING:
     from twin.mocker.hostlanes import HostLane
     from twin.mocker.links import Network
     from twin.mocker.routersync import RouterSync, SyncPlan
+    from twin.mocker.scaling import Scaling
     from twin.mocker.tiers import Tiers
 
 _FIRST, _ARRIVAL, _TIMER, _READY = map(int, (Order.FAULT, Order.ARRIVAL, Order.TIMER, Order.WORKER_READY))
+
+
+class Answering(Protocol):
+    """Answers what a policy asks of the twin; ends each question with one `TwinAnswered`."""
+
+    def ask(self, question: AskTwin) -> None: ...
 
 
 @frozen
@@ -135,6 +146,7 @@ class MockWorld:
         "_told_as",
         "_trees",
         "_units",
+        "answering",
         "block_tiers",
         "canaries",
         "churn",
@@ -145,8 +157,10 @@ class MockWorld:
         "handoffs",
         "last_end_s",
         "news",
+        "on_plan",
         "open",
         "partitions",
+        "scaling",
         "specs",
         "starts",
         "stuck",
@@ -214,6 +228,9 @@ class MockWorld:
         self.stuck: Callable[[], tuple[str, list[OpenRequest]] | None] = lambda: None  # whom faults hold up for good
         self.cut_short = 0  # answers that ended where the context was full, before the trace's output length
         self.handoffs = self._carriers(handoff) if handoff is not None else None
+        self.answering: Answering | None = None  # who answers what policies ask of the twin
+        self.on_plan: list[Callable[[float, NotePlan], None]] = []
+        self.scaling: Scaling | None = None  # set by who has workers come and go on order
         self.canaries: Canaries | None = None
         self._hear = self._hear_step
         if controller.wants(ProbeEnded):
@@ -294,11 +311,30 @@ class MockWorld:
         return self.block_tiers.idle_timers if self.block_tiers is not None else 0
 
     @property
+    def goes_on(self) -> bool:
+        """Whether anything will happen but what only looks on. Workers that start serve nobody when nobody is left."""
+        waiting = self.clock.waiting
+        if self.scaling is None or self.open:
+            return waiting > 0 or (self.scaling is not None and self.scaling.is_awaited)
+        return waiting > self.starts.events + self.idle_timers
+
+    @property
     def network(self) -> Network | None:
         """The links that transfers share; None in a run without them."""
         if self._network is not None or self.handoffs is None:
             return self._network
         return self.handoffs.network
+
+    def when_ended(self, heard: Callable[[OpenRequest, str], None]) -> None:
+        """Let somebody know of every request that ends, with its status."""
+        before = self._on_end
+
+        def both(request: OpenRequest, status: str) -> None:
+            if before is not None:
+                before(request, status)
+            heard(request, status)
+
+        self._on_end = heard if before is None else both
 
     # ------------------------------------------------------------ running
 
@@ -470,9 +506,23 @@ class MockWorld:
             case Cancel():
                 self.churn.cancel(action.request_id)
             case DrainWorker():
-                self.churn.drain(action.worker_id)
+                if self.scaling is not None:
+                    self.scaling.drain(action)
+                else:
+                    self.churn.drain(action.worker_id)
             case RecallWorker():
-                self.churn.recall(action.worker_id)
+                if self.scaling is not None:
+                    self.scaling.recall(action)
+                else:
+                    self.churn.recall(action.worker_id)
+            case AddWorker() if self.scaling is not None:
+                self.scaling.add(action)
+            case CancelStart() if self.scaling is not None:
+                self.scaling.cancel(action)
+            case NotePlan():
+                self._note_plan(action)
+            case AskTwin() if self.answering is not None:
+                self.answering.ask(action)
             case PublishBooking() if self.sync is not None:
                 self.sync.send(action)
             case SetTimer():
@@ -556,6 +606,11 @@ class MockWorld:
         queued = (self.clock.now, row, action.request_id, None, self._router, "queue", None, action.reason, None)
         self._sinks.decisions.append(queued)
 
+    def _note_plan(self, action: NotePlan) -> None:
+        """The record of a planner's tick."""
+        for noted in self.on_plan:
+            noted(self.clock.now, action)
+
     def _submit_leg(self, request: OpenRequest, worker: MockWorker, seq: EngineSequence) -> str | None:
         """One side of a hand-off; returns why it is refused."""
         if self.handoffs is None or request.handoff is None:
@@ -581,7 +636,7 @@ class MockWorld:
         self.end(request.request_id, status, reason)
 
     def _fire(self, action: SetTimer) -> None:
-        if action.background and not self.clock.waiting:
+        if action.background and not self.goes_on:
             return  # nothing else will happen: there is nothing to watch for
         if self._timers.get(action.name) == action.due_s:
             del self._timers[action.name]

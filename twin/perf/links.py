@@ -165,9 +165,7 @@ class Fluid:
         for link in links:
             if link.name in self.links:
                 raise ConfigError(f"two links are named {link.name}; give each its own name")
-            self.links[link.name] = link
-            for name in link.lanes():
-                self.lanes[name] = Lane(len(self.lanes), name, link)
+            self._lay(link)
         self._due: list[tuple[float, int, int, Flow]] = []
         self._finished: list[Flow] = []
         self._now_s = 0.0
@@ -178,7 +176,18 @@ class Fluid:
         self._touched: dict[int, Lane] = {}
         self.live = 0
 
+    def _lay(self, link: Link, since_s: float = 0.0) -> None:
+        self.links[link.name] = link
+        for name in link.lanes():
+            lane = self.lanes[name] = Lane(len(self.lanes), name, link)
+            lane.offered_until_s = since_s
+
     # ------------------------------------------------------------ changes
+
+    def add(self, now_s: float, link: Link) -> None:
+        """A link that there is from now on; one of that name that there is already stays."""
+        if link.name not in self.links:
+            self._lay(link, now_s)
 
     def start(
         self, now_s: float, lanes: Sequence[str], bytes_: float, *, setup_s: float = 0.0, descriptors: int = 0

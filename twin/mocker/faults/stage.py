@@ -81,10 +81,17 @@ class Stage:
         self.leases: Leases[WorkerId] = Leases(detection.lease_s)
         self.ids = worker_ids(scenario, world.specs)
         self.names = {worker_id: name for name, worker_id in self.ids.items()}
+        if world.scaling is not None:
+            world.scaling.on_new.append(self._meet)
         self.rows: dict[int, RequestId] = {}  # rows that have arrived, where a fault names one
         self.timeline: list[Entry] = []
         self.at_end: list[Callable[[], None]] = []  # called when the run is over, for what has no end of its own
         self.pending = 0  # events of ours on the clock
+
+    def _meet(self, spec: WorkerSpec) -> None:
+        """A worker was ordered that the run did not begin with."""
+        self.names[spec.worker_id] = spec.name
+        self.ids[spec.name] = spec.worker_id
 
     @property
     def now_s(self) -> float:
@@ -143,7 +150,7 @@ class Stage:
 
     def is_meant(self, fault: Fault, spec: WorkerSpec) -> bool:
         """Whether a fault may happen to a worker."""
-        named = fault.worker in (None, ANY) or self.names[spec.worker_id] == fault.worker
+        named = fault.worker in (None, ANY) or self.names.get(spec.worker_id, spec.name) == fault.worker
         return named and fault.role in (None, spec.role.value)
 
 

@@ -60,7 +60,7 @@ class _Hindered:
     def _is_meant(self, worker_id: WorkerId) -> bool:
         meant = self._stage.is_meant(self._fault, self._stage.world.specs[worker_id])
         if meant:
-            self._entry.why_not, self._entry.target = None, self._stage.names[worker_id]
+            self._entry.why_not, self._entry.target = None, self._stage.world.specs[worker_id].name
         return meant
 
     def _due_s(self, worker_id: WorkerId) -> float:
