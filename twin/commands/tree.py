@@ -22,6 +22,8 @@ BUILT_IN = {
     "report": "twin.commands.runs:report",
     "explain": "twin.commands.explain:explain",
     "sweep": "twin.commands.sweep:sweep",
+    "plan": "twin.commands.plan:plan",
+    "forecast": "twin.commands.forecast:forecast",
     "synth": "twin.commands.traces:synth",
     "import": "twin.commands.traces:import_",
     "traces": "twin.commands.traces:traces",
