@@ -91,7 +91,7 @@ def _one_group(
         gpu=group.gpu,
         role=group.role,
         workers=len(members),
-        gpus=sum(worker.gpus for worker in members),
+        gpus=_most_gpus(members),
         requests=sum(worker.requests for worker in figures),
         completed=sum(worker.completed for worker in figures),
         input_tokens=sum(worker.input_tokens for worker in figures),
@@ -104,6 +104,22 @@ def _one_group(
         goodput_rps_per_gpu=None if good is None or gpu_s is None else metrics.goodput_rps_per_gpu(good, gpu_s),
         output_tokens_per_s_per_gpu=metrics.per_second(output, gpu_s) if group.role != "prefill" else None,
     )
+
+
+def _most_gpus(members: Sequence[WorkerMeta]) -> int:
+    """GPUs that these workers held at once, at most; one that is gone may be in place of another."""
+    if all(worker.held_from_s is None for worker in members):
+        return sum(worker.gpus for worker in members)
+    changes: list[tuple[float, int]] = []
+    for worker in members:
+        changes.append((-1.0 if worker.held_from_s is None else worker.held_from_s, worker.gpus))
+        if worker.held_until_s is not None:
+            changes.append((worker.held_until_s, -worker.gpus))
+    held = most = 0
+    for _, gpus in sorted(changes):
+        held += gpus
+        most = max(most, held)
+    return most
 
 
 def _answered(requests: Columns, good: Bools) -> dict[int, int]:

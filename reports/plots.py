@@ -7,6 +7,7 @@ functions for both runs. A chart without data is left out rather than shown empt
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final, Literal, TypeAlias
@@ -295,14 +296,36 @@ def _workers_over_time(report: Report, over: Timeline) -> Iterator[Chart]:
     share, count = Axis(title="share", tick=_share_tick, low=0.0), Axis(title="requests", tick=number_tick, low=0.0)
     names, clock = [worker.name for worker in report.workers], Clock(over)
     yield _kv_in_use(report, over)
-    yield _per_worker("Running requests per worker", count, clock, over.levels["running"], names, text.figures)
-    yield _per_worker("Busy share per worker", replace(share, high=1.0), clock, over.busy, names, text.share)
+    there = _there(report, over)
+    running, busy = over.levels["running"] * there, over.busy * there
+    yield _per_worker("Running requests per worker", count, clock, running, names, text.figures)
+    yield _per_worker("Busy share per worker", replace(share, high=1.0), clock, busy, names, text.share)
+
+
+def _there(report: Report, over: Timeline) -> F64:
+    """1 for each worker and bucket in which it was there, NaN elsewhere; 1 throughout where nobody plans."""
+    found = np.ones((len(over.worker_ids), len(over.edges_s) - 1))
+    if report.planner is None:
+        return found
+    known = {worker.worker_id: worker for worker in report.meta.workers}
+    for place, worker_id in enumerate(over.worker_ids):
+        worker = known.get(worker_id)
+        if worker is None:
+            continue
+        from_s = worker.up_from_s if worker.held_from_s is not None else -math.inf
+        until_s = math.inf if worker.held_until_s is None else worker.held_until_s
+        if from_s is None:
+            found[place] = np.nan  # it never came up
+        else:
+            found[place, (over.edges_s[1:] <= from_s) | (over.edges_s[:-1] >= until_s)] = np.nan
+    return found
 
 
 def _kv_in_use(report: Report, over: Timeline, most: int = MAX_LINES) -> Chart:
     sizes = {worker.worker_id: worker.total_blocks for worker in report.meta.workers}
     totals = [float(sizes.get(worker_id) or np.nan) for worker_id in over.worker_ids]
     kv_share: F64 = over.levels["active_blocks"] / np.array(totals, dtype=np.float64).reshape(-1, 1)
+    kv_share = kv_share * _there(report, over)
     share, names = Axis(title="share", tick=_share_tick, low=0.0), [worker.name for worker in report.workers]
     return _per_worker("KV pool in use", share, Clock(over), kv_share, names, text.share, most)
 
@@ -314,7 +337,10 @@ def _per_worker(
     if len(names) <= most:
         lines = [clock.line(name, row, place, say) for place, (name, row) in enumerate(zip(names, rows, strict=True))]
         return clock.chart(title, y, lines, "means")
-    lowest, highest = rows.min(axis=0), rows.max(axis=0)
+    with warnings.catch_warnings():  # a bucket without any worker has no median, and that is no fault
+        warnings.simplefilter("ignore", RuntimeWarning)
+        middle = np.nanmedian(rows, axis=0)
+    lowest, highest = np.fmin.reduce(rows, axis=0), np.fmax.reduce(rows, axis=0)
     says = [f"{say(float(a))} to {say(float(b))}" for a, b in zip(lowest, highest, strict=True)]
-    series = [clock.band("range", highest, lowest, 0, says), clock.line("median", np.median(rows, axis=0), 0, say)]
+    series = [clock.band("range", highest, lowest, 0, says), clock.line("median", middle, 0, say)]
     return clock.chart(title, y, series, f"{len(names)} workers; means")

@@ -293,3 +293,12 @@ def test_two_groups_of_a_role_are_refused(trace: Path, tmp_path: Path) -> None:
     file.write_text('[[workers]]\nname = "a"\n[[workers]]\nname = "b"\n[planner]\nname = "load"\n', encoding="utf-8")
     with pytest.raises(ConfigError, match="the groups a and b"):
         run(trace, tmp_path / "out", config_file=file)
+
+
+def test_a_group_says_how_many_gpus_it_held_at_once(trace: Path, tmp_path: Path) -> None:
+    sets = ("planner.schedule=0 mixed=2, 20 mixed=4, 40 mixed=1, 60 mixed=3", "resilience.migration_limit=3")
+    done = planned(trace, tmp_path, "schedule", *sets)
+    (group,) = done.report.groups
+    (mixed,) = read_series(done.folder)
+    assert (group.workers, group.gpus) == (2 + 2 + 2, 16)
+    assert group.gpus == mixed.gpus.max() == done.report.meta.gpus
