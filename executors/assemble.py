@@ -83,6 +83,10 @@ def live_config(config: Config, host: Host) -> tuple[Config, list[str]]:
     if replicas.count > 1:
         replicas = replace(replicas, count=1)
         notices.append("replicas.count = 1: a process is one router; start as many, with --peers")
+    planner = config.planner
+    if planner.is_on:
+        planner = replace(planner, name="none")
+        notices.append("planner.name = none: workers of a live cluster are not planned in this version")
     notices += _tiers(config, host)
     workers = config.workers
     if host.mock:
@@ -102,6 +106,7 @@ def live_config(config: Config, host: Host) -> tuple[Config, list[str]]:
         resilience=resilience,
         replicas=replicas,
         disaggregation=legs,
+        planner=planner,
     )
     return served, notices
 
