@@ -82,3 +82,10 @@ def test_what_real_engines_are_told_is_no_note_with_them(tmp_path: Path) -> None
     config = load(file, {}, ("allow_no_effect=true",))
     assert len(no_effect_live(config, live=False)) == 1
     assert no_effect_live(config, live=True) == []
+
+
+def test_a_planner_is_named_and_left_out_where_nobody_carries_it_out() -> None:
+    host = Host(model=Model(checkpoint="", served_as="tiny"), pythons={}, attached={})
+    served, notices = live_config(load(sets=["planner.name=load"]), host)
+    assert not served.planner.is_on
+    assert any(notice.startswith("planner.name = none") for notice in notices)
