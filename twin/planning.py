@@ -19,7 +19,7 @@ from twin.config import Config, WorkerGroup
 from twin.perf.protocol import PrefillChunk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from policies.cluster.controller import Policy
     from policies.planner.forecast.build import Maker
@@ -209,33 +209,33 @@ def _pool(config: Config, group: Group) -> PoolSettings:
 
 
 def step_cost(role: Role, group: Group) -> StepCoefficients | None:
-    """The straight line through what the group's latency model says of steps that an engine can have; None where the
-    model is none that a planner could believe (a slope below zero)."""
-    made = group.settings
+    """A straight line through what the group's latency model says of steps that an engine can have; None where that is
+    none that a planner could believe (a slope below zero)."""
+    made, latency = group.settings, group.latency
+    most_tokens, most_seqs, ranks = made.max_num_batched_tokens, made.max_num_seqs, made.ranks
     model = StepModel(role)
-    for sample in _samples(role, group.latency, made.max_num_batched_tokens, made.max_num_seqs, made.ranks):
-        model.learn(sample)
-    return model.coefficients
-
-
-def _samples(role: Role, latency: LatencyModel, most_tokens: int, most_seqs: int, ranks: int) -> Iterator[Sample]:
-    """Steps over the range of an engine: prompts alone (prefill), or decodes beside them."""
-    lengths = (256, 1024, 4096)
     if role is Role.PREFILL:
         for n in range(1, 17):
-            tokens = max(1, most_tokens * n // 16)
-            yield _sample(latency, tokens, 0, 0, ranks)
-        return
-    batches = sorted({max(1, most_seqs * n // 16) for n in (1, 2, 4, 8, 16)})
-    prompts = (0,) if role is Role.DECODE else (0, most_tokens // 32, most_tokens // 8, most_tokens // 2)
-    for batch in batches:
-        for length in lengths:
-            for tokens in prompts:
-                made = _sample(latency, tokens, batch, batch * length, ranks)
-                yield made if role is Role.MIXED else replace(made, x=float(batch * ranks))
+            model.learn(_sample(latency, max(1, most_tokens * n // 16), 0, 0, ranks))
+        return model.coefficients
+    room = made.blocks * made.block_size
+    for batch in sorted({max(1, most_seqs * n // 32) for n in (1, 2, 4, 8, 16)}):
+        for length in (256, 1024, 4096):
+            if batch * length <= room:
+                sample = _sample(latency, 0, batch, batch * length, ranks)
+                model.learn(sample if role is Role.MIXED else replace(sample, x=float(batch * ranks)))
+    cost = model.coefficients
+    if cost is None or role is Role.DECODE:
+        return cost
+    # what prompts add is told from decodes alone: long ones bend the line, and would lift it where most steps are
+    batch = max(1, most_seqs // 32)
+    beside = [_sample(latency, max(1, most_tokens // n), batch, batch * 1024, ranks) for n in (16, 8, 4)]
+    slopes = [(one.seconds - cost.seconds(0.0, one.kv)) / one.x for one in beside]
+    return replace(cost, per_x_s=max(0.0, sum(slopes) / len(slopes)))
 
 
 def _sample(latency: LatencyModel, tokens: int, batch: int, kv: int, ranks: int) -> Sample:
+    """One step as the model has it; ranks of a worker do the same side by side, and count as one engine."""
     chunks = (PrefillChunk(tokens, 0, 0, True),) if tokens else ()
     seconds = latency.step_s(chunks, batch, kv, 0, 0) if tokens else latency.decode_piece(batch, kv).g0
     return Sample(x=float(tokens * ranks), kv=float(kv * ranks), seconds=seconds, at_s=0.0)

@@ -16,9 +16,13 @@ from policies.planner.settings import PlannerSettings, PoolSettings
 from policies.planner.step_model import StepCoefficients
 from twin.ahead.answer import answer, draw, timeline
 from twin.ahead.share import Begun, Engine, Share, serve
+from twin.config_read import load
 from twin.mocker.sinks import MemorySinks
 from twin.mocker.world import MockWorld
 from twin.perf.linear import LinearCoefficients, LinearLatency
+from twin.perf.protocol import PrefillChunk
+from twin.planning import step_cost
+from twin.wiring import build_cluster
 from twin.worker_spec import WorkerSpec
 
 COST = StepCoefficients(base_s=0.012, per_x_s=4.7e-5, per_kv_s=8e-8)
@@ -153,3 +157,16 @@ def test_no_demand_and_no_worker_are_answered_too() -> None:
     assert [one.attainment for one in answer(nobody, SETTINGS)] == [1.0] * 12
     asleep = question((plan((0.0, 0)),), now=state(ready=0, running_decode_requests=0.0, running_decode_kv_tokens=0.0))
     assert all(0.0 <= one.attainment <= 1.0 for one in answer(asleep, SETTINGS))
+
+
+@pytest.mark.parametrize(("model", "tp"), [("llama-3.1-70b", 4), ("llama-3.1-8b", 1)])
+def test_the_line_to_begin_with_is_near_the_latency_model(model: str, tp: int) -> None:
+    """Within a fifth of decode steps of usual batches, and of steps with a prompt beside them."""
+    (group,) = build_cluster(load(sets=[f"workers.model={model}", f"workers.tp={tp}"])).groups
+    cost = step_cost(Role.MIXED, group)
+    assert cost is not None
+    for batch in (8, 16, 64):
+        kv = batch * 1500
+        assert cost.seconds(0, kv) == pytest.approx(group.latency.decode_piece(batch, kv).g0, rel=0.2)
+        true = group.latency.step_s((PrefillChunk(1500, 0, 0, True),), batch, kv, 0, 0)
+        assert cost.seconds(1500, kv) == pytest.approx(true, rel=0.2)
