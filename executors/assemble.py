@@ -12,6 +12,8 @@ from dataclasses import field, replace
 from pathlib import Path
 
 from executors.clock import Clock, WallClock
+from executors.connectors.build import connect
+from executors.connectors.settings import ConnectorSettings
 from executors.discovery import open_discovery
 from executors.discovery.record import WorkerRecord, new_incarnation
 from executors.engines import kv_tiers
@@ -64,6 +66,8 @@ class Host:
     record: Path | None = None
     tokens: tuple[int, int] = (100, 32_000)
     """Token ids that mock engines make, from the first to before the last."""
+    connector: ConnectorSettings = ConnectorSettings()
+    """Who carries out what a planner orders."""
     tiers: KvPlaces = field(default_factory=KvPlaces)
     """Where KV of workers that are started here may lie below their devices."""
 
@@ -225,6 +229,13 @@ class LiveCluster:
         Raises EngineError with the end of a log where one does not come up; the others are then stopped."""
         if self.peers is not None:
             await self.peers.start()
+        connector = self.host.connector
+        if connector.needs_discovery and self.joiner is None:
+            raise ConfigError(
+                f"planner.connector = {connector.connector}: workers that it starts are found by discovery; say where "
+                "they register, with --discovery"
+            )
+        await connect(self.world, connector, self._groups)
         if self.host.mock:
             self._start_mocks()
             return

@@ -7,6 +7,7 @@ that comes back is another worker: its epoch rises.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -20,13 +21,14 @@ from policies.cluster.events import (
     Event,
     ProbeEnded,
     WorkerDraining,
+    WorkerEvent,
     WorkerHeard,
     WorkerLost,
     WorkerRecalled,
     WorkerReported,
     WorkerUp,
 )
-from policies.cluster.ids import Leg, LossCause, ProbeResult, RequestId, WorkerId
+from policies.cluster.ids import Leg, LossCause, ProbeResult, RequestId, Role, WorkerId
 from policies.cluster.kv_events import KvStored
 from policies.errors import CapabilityError, ConfigError, EngineError
 
@@ -65,6 +67,12 @@ class Fleet:
         self.follow: Callable[[LiveWorker, Callable[[Event], None]], KvFollower | None] | None = None
         self.on_left: list[Callable[[LiveWorker, str], None]] = []
         self.on_failed_start: list[Callable[[str, str, Exception], None]] = []
+        self.on_event: list[Callable[[WorkerEvent], None]] = []
+        """Called after it was posted that a worker is up, drains, stays or is gone."""
+        self.claim: Callable[[Role, str], WorkerId | None] = lambda role, group: None
+        """The id that was kept for a worker of a group which comes by itself."""
+        self.unclaim: Callable[[WorkerId], None] = lambda worker_id: None
+        self._bringing: dict[WorkerId, asyncio.Task[None]] = {}
         self.looks_after = True
         self._next_id = 0
 
@@ -74,46 +82,82 @@ class Fleet:
 
     # ------------------------------------------------------------ coming
 
-    def add(self, group: str) -> None:
-        """Start a worker of a group; it is up when it is ready."""
+    def reserve(self) -> WorkerId:
+        """The id of a worker that is to come."""
+        worker_id, self._next_id = WorkerId(self._next_id), self._next_id + 1
+        return worker_id
+
+    def add(self, group: str, worker_id: WorkerId | None = None) -> str:
+        """Start a worker of a group, under an id that was reserved (None: the next one); it is up when it is ready.
+        Its name."""
         if self.starter is None:
             raise CapabilityError(f"a worker of group {group} was ordered, and nothing here starts processes")
         name, started = self.starter.start(group)
         self.starting[name] = group
-        self._world.spawn(self._bring_up(name, group, started))
+        task = self._world.spawn(self._bring_up(name, group, started, worker_id))
+        if worker_id is not None:
+            self._bringing[worker_id] = task
+            task.add_done_callback(lambda _: self._bringing.pop(worker_id, None))
+        return name
 
-    async def _bring_up(self, name: str, group: str, started: Awaitable[Engine]) -> None:
-        engine: Engine | None = None
+    def call_off(self, worker_id: WorkerId) -> None:
+        """Give up a start of ours that is not over; its process ends."""
+        task = self._bringing.pop(worker_id, None)
+        if task is not None:  # not before it has begun: then nobody would wait for the process
+            asyncio.get_running_loop().call_soon(task.cancel)
+
+    async def _bring_up(
+        self, name: str, group: str, started: Awaitable[Engine], worker_id: WorkerId | None = None
+    ) -> None:
+        start = asyncio.ensure_future(started)
         try:
-            engine = await started
-            await self.attach(engine, name, group)
+            await self.attach(await asyncio.shield(start), name, group, worker_id)
         except (EngineError, ConfigError, CapabilityError) as error:
-            if engine is not None:
-                await engine.close()
+            if start.exception() is None:
+                await start.result().close()
             for told in self.on_failed_start:
                 told(name, group, error)
+        except asyncio.CancelledError:
+            with contextlib.suppress(EngineError, ConfigError, CapabilityError):
+                await (await start).close()  # a process that is begun is there to be ended
+            raise
         finally:
             self.starting.pop(name, None)
 
-    async def attach(self, engine: Engine, name: str, group: str) -> LiveWorker:
+    async def attach(self, engine: Engine, name: str, group: str, worker_id: WorkerId | None = None) -> LiveWorker:
         """Wait until an engine takes work, and register it. Raises EngineError if it does not come up, ConfigError if
         it cannot work with this router."""
-        return await self.welcome(engine, await engine.ready(self.upkeep.ready_s), name, group)
+        facts = await engine.ready(self.upkeep.ready_s)
+        return await self.welcome(engine, facts, name, group, worker_id=worker_id)
 
-    async def welcome(self, engine: Engine, facts: Facts, name: str, group: str, incarnation: int = 0) -> LiveWorker:
+    async def welcome(
+        self,
+        engine: Engine,
+        facts: Facts,
+        name: str,
+        group: str,
+        incarnation: int = 0,
+        worker_id: WorkerId | None = None,
+    ) -> LiveWorker:
         """Register a worker that takes work now, once its KV events are listened to where somebody wants them. Raises
         EngineError where nobody publishes them, ConfigError as `join` does."""
-        worker = self._new(engine, facts, name, group, incarnation=incarnation)
-        if self.follow is not None:
-            worker.held = deque()
-            worker.follower = self.follow(worker, lambda event: self._hear(worker, event))
-        if worker.follower is not None:
-            try:
-                await worker.follower.stands(LISTEN_S)
-            except BaseException:
-                await worker.follower.close()
-                raise
-        return self._register(worker)
+        claimed = self.claim(facts.role, group) if worker_id is None else None
+        try:
+            worker = self._new(engine, facts, name, group, claimed if worker_id is None else worker_id, incarnation)
+            if self.follow is not None:
+                worker.held = deque()
+                worker.follower = self.follow(worker, lambda event: self._hear(worker, event))
+            if worker.follower is not None:
+                try:
+                    await worker.follower.stands(LISTEN_S)
+                except BaseException:
+                    await worker.follower.close()
+                    raise
+            return self._register(worker)
+        except BaseException:
+            if claimed is not None:
+                self.unclaim(claimed)
+            raise
 
     def join(
         self, engine: Engine, facts: Facts, name: str, group: str, worker_id: WorkerId | None = None
@@ -139,7 +183,7 @@ class Fleet:
                 "engine has"
             )
         if worker_id is None:
-            worker_id, self._next_id = WorkerId(self._next_id), self._next_id + 1
+            worker_id = self.reserve()
         else:
             self._next_id = max(self._next_id, worker_id + 1)
         before = self.workers.get(worker_id)
@@ -172,7 +216,7 @@ class Fleet:
         self.names[up.worker_id] = up.name
         self.ever[up.worker_id, up.epoch] = worker
         self._world.ledger.worker_up(up.worker_id, up.epoch)
-        self._world.post(up)
+        self._tell(up)
         while worker.held:  # answers to what an index asks of a new worker are among them, behind what they tell of
             self._world.post(worker.held.popleft())
         worker.held = None
@@ -187,6 +231,11 @@ class Fleet:
             worker.held.append(event)
         elif not worker.lost:
             self._world.post(event)
+
+    def _tell(self, event: WorkerEvent) -> None:
+        self._world.post(event)
+        for told in self.on_event:
+            told(event)
 
     # ------------------------------------------------------------ looking after
 
@@ -265,21 +314,23 @@ class Fleet:
             return
         self._leave(worker)
         worker_id = worker.worker_id
-        self._world.post(WorkerLost(at_s=self._world.clock.now(), worker_id=worker_id, reason=reason))
+        self._tell(WorkerLost(at_s=self._world.clock.now(), worker_id=worker_id, reason=reason))
         for request in list(self._world.open.values()):
             if any(leg.worker_id == worker_id for leg in request.legs.values()) and not request.closed:
                 self._world.interrupt(request, worker_id, reason, cause)
         self._gone(worker, reason)
 
-    def drain(self, worker_id: WorkerId) -> None:
-        """A worker takes nothing new, and leaves when its open work has ended or its time is over."""
+    def drain(self, worker_id: WorkerId, deadline_s: float | None = None) -> None:
+        """A worker takes nothing new, and leaves when its open work has ended or its time (None: the usual) is over."""
         worker = self.workers[worker_id]
         if worker.draining or worker.lost:
             return
         worker.draining = True
         now_s = self._world.clock.now()
-        self._world.post(WorkerDraining(at_s=now_s, worker_id=worker_id))
-        self._world.clock.call_at(now_s + self.upkeep.drain_s, Order.COMMAND, lambda: self._cut(worker))
+        if not worker.fenced:  # else it has been told
+            self._tell(WorkerDraining(at_s=now_s, worker_id=worker_id))
+        drain_s = self.upkeep.drain_s if deadline_s is None else deadline_s
+        self._world.clock.call_at(now_s + drain_s, Order.COMMAND, lambda: self._cut(worker))
         self.check_drained()
 
     def _cut(self, worker: LiveWorker) -> None:
@@ -290,8 +341,8 @@ class Fleet:
         """A worker that drains stays; one that has gone is gone."""
         worker = self.workers[worker_id]
         if worker.draining and not worker.lost:
-            worker.draining = False
-            self._world.post(WorkerRecalled(at_s=self._world.clock.now(), worker_id=worker_id))
+            worker.draining = worker.fenced = False
+            self._tell(WorkerRecalled(at_s=self._world.clock.now(), worker_id=worker_id))
 
     def check_drained(self) -> None:
         """Let draining workers go that have nothing left."""
@@ -299,7 +350,7 @@ class Fleet:
             if worker.draining and not worker.lost and not self._has_work(worker.worker_id):
                 self._leave(worker)
                 now_s = self._world.clock.now()
-                self._world.post(WorkerLost(at_s=now_s, worker_id=worker.worker_id, reason="drained"))
+                self._tell(WorkerLost(at_s=now_s, worker_id=worker.worker_id, reason="drained"))
                 self._gone(worker, "drained")
 
     def _has_work(self, worker_id: WorkerId) -> bool:

@@ -56,6 +56,8 @@ class LiveWorker:
     incarnation: int = 0
     """Which life of it a store of workers says that it is; 0 where nobody says."""
     draining: bool = False
+    fenced: bool = False
+    """Told to take nothing new, while somebody else is to let it go."""
     lost: bool = False
     left_s: float | None = None
     follower: KvFollower | None = None

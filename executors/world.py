@@ -14,6 +14,7 @@ from typing import Any
 
 from executors.backend import Ask, End, Outcome
 from executors.clock import Clock, Order, Timer
+from executors.connectors.scaling import Scaling
 from executors.deadlines import USUAL, Deadlines
 from executors.fleet import Fleet
 from executors.leases import LeaseLedger, LeaseTerms
@@ -24,6 +25,7 @@ from policies.cluster.actions import (
     Action,
     AddWorker,
     Cancel,
+    CancelStart,
     Dispatch,
     DrainWorker,
     Enqueue,
@@ -57,6 +59,7 @@ from policies.cluster.events import (
 )
 from policies.cluster.ids import LossCause, RequestId, WorkerId
 from policies.cluster.kv_events import KvStored
+from policies.cluster.ticks import NotePlan
 from policies.errors import CapabilityError
 from policies.resilience.carry import carry
 from twin.engine.ticks import not_before
@@ -105,6 +108,7 @@ class LiveWorld:
         self.tree = tree
         self.open: dict[RequestId, OpenRequest] = {}
         self.fleet = Fleet(self)
+        self.scaling = Scaling(self)
         self.decided: deque[tuple[float, Action]] = deque(maxlen=KEPT_DECISIONS)
         self.refusing: str | None = None  # why nothing new is taken
         self._hashes = hashes
@@ -208,11 +212,15 @@ class LiveWorld:
             case Unfence():
                 self.post(WorkerUnfenced(at_s=self.clock.now(), worker_id=action.worker_id, cause=action.cause))
             case AddWorker():
-                self.fleet.add(action.group)
+                self.scaling.add(action)
             case DrainWorker():
-                self.fleet.drain(action.worker_id)
+                self.scaling.drain(action)
+            case CancelStart():
+                self.scaling.cancel(action)
             case RecallWorker():
-                self.fleet.recall(action.worker_id)
+                self.scaling.recall(action)
+            case NotePlan():
+                self.scaling.advise(action.tick)
             case Probe():
                 self.fleet.probe(action)
             case RequestIndexReplay() | RequestIndexDump():
@@ -374,6 +382,7 @@ class LiveWorld:
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
+        await self.scaling.close()
         await self.fleet.close()
         for task in list(self._tasks):
             task.cancel()

@@ -77,6 +77,25 @@ class EtcdClient:
         there = await self._call("/v3/kv/range", {"key": _coded(key)})
         return [kv.get("lease") for kv in there.get("kvs", [])] == [lease]
 
+    async def swap(self, key: str, before: bytes | None, value: bytes) -> bool:
+        """Put without a lease, where the entry is still `before` (None: is not there); whether it is `value` now. (A
+        call whose answer was lost is made again at the next server, and finds its own entry.)"""
+        guard = (
+            {"key": _coded(key), "target": "CREATE", "create_revision": "0"}
+            if before is None
+            else {"key": _coded(key), "target": "VALUE", "value": _coded(before)}
+        )
+        body = {
+            "compare": [guard],
+            "success": [{"request_put": _put(key, value, "0")}],
+            "failure": [{"request_range": {"key": _coded(key)}}],
+        }
+        answer = await self._call("/v3/kv/txn", body)
+        if answer.get("succeeded"):
+            return True
+        there = answer["responses"][0].get("response_range", {}).get("kvs", [])
+        return [kv.get("value", "") for kv in there] == [_coded(value)]
+
     async def entries(self, prefix: str) -> tuple[list[KeyValue], int]:
         """All entries below a prefix, and the revision as of which."""
         answer = await self._call("/v3/kv/range", _range(prefix))

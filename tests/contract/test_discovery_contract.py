@@ -9,16 +9,16 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import aiohttp
 import pytest
 from discovery_contract import Bench, DiscoveryContract, becomes_stale, record
+from etcd_server import EtcdServer
 
 from executors.discovery import open_discovery
 from executors.discovery.folder import FolderDiscovery
 from executors.discovery.protocol import Changed, Discovery, Joined, Left, Registration, StoreError, Watch
 from executors.discovery.record import WorkerRecord, to_plain
 from executors.discovery.static import StaticDiscovery
-from executors.ports import LOOPBACK, PortAllocator, PortNeed
+from executors.ports import LOOPBACK
 from executors.process import EngineProcess
 from policies.errors import CapabilityError, ConfigError
 
@@ -125,27 +125,11 @@ class FolderBench(LeaseBench):
 class EtcdBench(LeaseBench):
     def __init__(self, folder: Path) -> None:
         super().__init__()
-        self._folder = folder
-        self._ports = PortAllocator()
-        ports = self._ports.take("etcd", [PortNeed(name="clients"), PortNeed(name="peers")])
-        self._clients, self._peers = (f"http://{LOOPBACK}:{ports[name]}" for name in ("clients", "peers"))
-        self.place = self._clients.replace("http", "etcd")
-        self._server: EngineProcess | None = None
+        self._server = EtcdServer(folder)
+        self.place = self._server.place
 
     async def start(self) -> None:
-        command = ["etcd", "--data-dir", str(self._folder / "etcd"), "--name", "one", "--logger", "zap",
-                   "--listen-client-urls", self._clients, "--advertise-client-urls", self._clients,
-                   "--listen-peer-urls", self._peers, "--initial-advertise-peer-urls", self._peers,
-                   "--initial-cluster", f"one={self._peers}", "--heartbeat-interval", "50",
-                   "--election-timeout", "500"]  # fmt: skip
-        self._server = await EngineProcess.start("etcd", command, self._folder / "etcd.log")
-        async with aiohttp.ClientSession() as session:
-
-            async def healthy() -> bool:
-                async with session.get(f"{self._clients}/health", timeout=aiohttp.ClientTimeout(2)) as answer:
-                    return (await answer.json(content_type=None)).get("health") == "true"
-
-            await self._server.wait_ready(healthy, 60.0)
+        await self._server.start()
 
     def open(self) -> Discovery:
         return open_discovery(self.place)
@@ -153,21 +137,19 @@ class EtcdBench(LeaseBench):
     async def put_garbage(self) -> None:
         from executors.discovery.etcd_client import EtcdClient
 
-        client = EtcdClient([self._clients])
+        client = EtcdClient([self._server.clients])
         await client.put("/dynatwin/workers/torn", b"{", await client.grant(60))
         await client.close()
 
     async def breaks(self) -> None:
-        assert self._server is not None
-        await self._server.stop(10.0)
+        await self._server.stop()
 
     async def mends(self) -> None:
-        await self.start()
+        await self._server.start()
 
     async def close(self) -> None:
         await super().close()
-        await self.breaks()
-        self._ports.close()
+        await self._server.close()
 
 
 class LeaseContract(DiscoveryContract):
