@@ -13,22 +13,21 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol
 
+from executors.canary import canary
 from executors.clock import Order
-from executors.engines.protocol import GREEDY, Engine, Facts, KvFollower, LegFailed, LegRequest
+from executors.engines.protocol import Engine, Facts, KvFollower
 from executors.live_worker import LiveWorker, Upkeep
 from policies.cluster.actions import Probe, RequestIndexDump, RequestIndexReplay
 from policies.cluster.events import (
     Event,
-    ProbeEnded,
     WorkerDraining,
     WorkerEvent,
-    WorkerHeard,
     WorkerLost,
     WorkerRecalled,
     WorkerReported,
     WorkerUp,
 )
-from policies.cluster.ids import Leg, LossCause, ProbeResult, RequestId, Role, WorkerId
+from policies.cluster.ids import LossCause, Role, WorkerId
 from policies.cluster.kv_events import KvStored
 from policies.errors import CapabilityError, ConfigError, EngineError
 
@@ -73,6 +72,7 @@ class Fleet:
         """The id that was kept for a worker of a group which comes by itself."""
         self.unclaim: Callable[[WorkerId], None] = lambda worker_id: None
         self._bringing: dict[WorkerId, asyncio.Task[None]] = {}
+        self._called_off: set[WorkerId] = set()
         self.looks_after = True
         self._next_id = 0
 
@@ -97,14 +97,19 @@ class Fleet:
         task = self._world.spawn(self._bring_up(name, group, started, worker_id))
         if worker_id is not None:
             self._bringing[worker_id] = task
-            task.add_done_callback(lambda _: self._bringing.pop(worker_id, None))
+            task.add_done_callback(lambda _: self._brought(worker_id))
         return name
 
     def call_off(self, worker_id: WorkerId) -> None:
         """Give up a start of ours that is not over; its process ends."""
-        task = self._bringing.pop(worker_id, None)
-        if task is not None:  # not before it has begun: then nobody would wait for the process
-            asyncio.get_running_loop().call_soon(task.cancel)
+        task = self._bringing.get(worker_id)
+        if task is not None:
+            self._called_off.add(worker_id)
+            asyncio.get_running_loop().call_soon(task.cancel)  # not before it has begun: the process would be left
+
+    def _brought(self, worker_id: WorkerId) -> None:
+        self._bringing.pop(worker_id, None)
+        self._called_off.discard(worker_id)
 
     async def _bring_up(
         self, name: str, group: str, started: Awaitable[Engine], worker_id: WorkerId | None = None
@@ -142,19 +147,20 @@ class Fleet:
         """Register a worker that takes work now, once its KV events are listened to where somebody wants them. Raises
         EngineError where nobody publishes them, ConfigError as `join` does."""
         claimed = self.claim(facts.role, group) if worker_id is None else None
+        follower: KvFollower | None = None
         try:
             worker = self._new(engine, facts, name, group, claimed if worker_id is None else worker_id, incarnation)
             if self.follow is not None:
                 worker.held = deque()
-                worker.follower = self.follow(worker, lambda event: self._hear(worker, event))
-            if worker.follower is not None:
-                try:
-                    await worker.follower.stands(LISTEN_S)
-                except BaseException:
-                    await worker.follower.close()
-                    raise
+                follower = worker.follower = self.follow(worker, lambda event: self._hear(worker, event))
+            if follower is not None:
+                await follower.stands(LISTEN_S)
+            if worker.worker_id in self._called_off:
+                raise asyncio.CancelledError
             return self._register(worker)
         except BaseException:
+            if follower is not None:
+                await follower.close()
             if claimed is not None:
                 self.unclaim(claimed)
             raise
@@ -387,37 +393,7 @@ class Fleet:
         worker = self.workers.get(action.worker_id)
         if worker is None or worker.lost or worker.up.epoch != action.epoch:
             return
-        self._world.spawn(self._probe(worker, action))
-
-    async def _probe(self, worker: LiveWorker, action: Probe) -> None:
-        now_s = self._world.clock.now()
-        if now_s - worker.heard_s < action.idle_s:
-            self._world.post(
-                WorkerHeard(at_s=now_s, worker_id=worker.worker_id, epoch=action.epoch, last_s=worker.heard_s)
-            )
-            return
-        asked = LegRequest(
-            leg_id=f"canary-{worker.worker_id}-{action.epoch}-{now_s:.6f}",
-            request_id=RequestId(f"canary-{worker.worker_id}"),
-            leg=Leg.AGG,
-            token_ids=(1,) * 4,
-            max_tokens=1,
-            sampling=GREEDY,
-        )
-        result = ProbeResult.OK
-        try:
-            async with asyncio.timeout(action.timeout_s):
-                async for _ in worker.engine.generate(asked):
-                    pass
-        except TimeoutError:
-            result = ProbeResult.SILENT
-        except LegFailed as failed:
-            result = ProbeResult.OVERLOADED if failed.cause is LossCause.OVERLOAD else ProbeResult.SILENT
-        if not worker.lost:
-            at_s = self._world.clock.now()
-            if result is ProbeResult.OK:
-                worker.heard_s, worker.unanswered_s = at_s, None
-            self._world.post(ProbeEnded(at_s=at_s, worker_id=worker.worker_id, epoch=action.epoch, result=result))
+        self._world.spawn(canary(self._world, worker, action))
 
     def ask_index(self, action: RequestIndexReplay | RequestIndexDump) -> None:
         """A rank is asked to say again what it has."""

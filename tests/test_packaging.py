@@ -80,10 +80,11 @@ def test_runtime_dependencies_are_exactly_what_the_rooms_import(root: Path) -> N
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     names = distributions(project["dependencies"]) - {"pyyaml"} | {"yaml", "markupsafe"}  # its import name; of jinja2
     assert imported_by(root, *(room for room in ROOMS if room != "executors")) == names
-    extras = distributions(project["optional-dependencies"]["live"] + project["optional-dependencies"]["kserve"])
+    optional = project["optional-dependencies"]
+    extras = distributions(optional["live"] + optional["kserve"] + optional["kubernetes"])
     others = {"pyzmq": "zmq", "prometheus-client": "prometheus_client", "grpcio": "grpc", "protobuf": "google"}
     in_its_own_process = {"nixl", "vllm", "torch"}  # `engines/in_vllm` is loaded by vLLM itself
-    parts = {"starlette", "h11"}  # of fastapi, of uvicorn
+    parts = {"starlette", "h11", "urllib3"}  # of fastapi, of uvicorn, of kubernetes
     live = {others.get(name, name) for name in extras}
     assert imported_by(root, "executors") <= names | live | parts | in_its_own_process
 

@@ -38,11 +38,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Start:
-    """A worker that was ordered and is not up. `claimed`: one that came by itself is about to be it."""
+    """A worker that was ordered and is not up. `claimed`: one that came by itself is about to be it; `decision_id`
+    None: the decision has been given up meanwhile."""
 
     name: str
     group: str
-    decision_id: int
+    decision_id: int | None
     claimed: bool = False
 
 
@@ -204,8 +205,9 @@ class Scaling:
             self._failed_to_start(worker_id, f"{name}: {error}")
 
     def _failed_to_start(self, worker_id: WorkerId, reason: str) -> None:
-        decision = self.decisions.get(self.starts[worker_id].decision_id)
-        if decision is not None:
+        decision_id = self.starts[worker_id].decision_id
+        if decision_id in self.decisions:
+            decision = self.decisions[decision_id]
             decision.failed = decision.failed or reason
         self._world.post(WorkerStartFailed(at_s=self._world.clock.now(), worker_id=worker_id, reason=reason))
         self._end_start(worker_id)
@@ -216,7 +218,7 @@ class Scaling:
 
     def _end_start(self, worker_id: WorkerId) -> None:
         start = self.starts.pop(worker_id, None)
-        if start is not None and start.decision_id in self.decisions:
+        if start is not None and start.decision_id is not None and start.decision_id in self.decisions:
             self.decisions[start.decision_id].starts.discard(worker_id)
             self._look(start.decision_id)
 
@@ -279,7 +281,7 @@ class Scaling:
         for worker_id in sorted(decision.starts):
             start = self.starts[worker_id]
             if start.claimed:
-                start.decision_id = -1  # it comes all the same
+                start.decision_id = None  # it comes all the same
                 continue
             undo[start.group] = undo.get(start.group, 0) - 1
             if rehearsed:
