@@ -235,11 +235,15 @@ class Scaling:
         workers = self._world.fleet.workers
         for decision in self.decisions.values():
             for ordered in sorted(decision.drains):
-                other = workers[ordered]
-                if other.group == workers[worker_id].group and not other.draining and not other.lost:
+                if workers[ordered].group == workers[worker_id].group and not self._goes(ordered):
                     decision.drains.add(worker_id)
                     self.stays(ordered)
                     return
+
+    def _goes(self, worker_id: WorkerId) -> bool:
+        """Whether the platform has begun to let a worker go."""
+        worker = self._world.fleet.workers[worker_id]
+        return worker.draining or worker.lost
 
     def stays(self, worker_id: WorkerId) -> None:
         """A worker that was ordered to go, and did not begin to, stays."""
@@ -264,11 +268,19 @@ class Scaling:
     # ------------------------------------------------------------ decisions
 
     def confirm(self, decision_id: int) -> None:
-        """The platform has done what the decision asked of it."""
+        """The platform has done what the decision asked of it, and as many workers take work as there are to be. Orders
+        that somebody else's doing has overtaken (a crash, a hand edit) end now: nobody is going to carry them out."""
         decision = self.decisions.get(decision_id)
-        if decision is not None:
-            decision.confirmed = True
-            self._look(decision_id)
+        if decision is None:
+            return
+        decision.confirmed = True
+        for worker_id in sorted(decision.starts):
+            if not self.starts[worker_id].claimed:
+                self._cancelled(worker_id)
+        for worker_id in sorted(decision.drains):
+            if not self._goes(worker_id):
+                self.stays(worker_id)
+        self._look(decision_id)
 
     def give_up(self, decision_id: int, reason: str, *, rehearsed: bool = False) -> Mapping[str, int]:
         """A decision will not come to its end: what is left of it ends now. By group, how many more (or fewer) workers
@@ -289,9 +301,9 @@ class Scaling:
             else:
                 self._failed_to_start(worker_id, reason)
         for worker_id in sorted(decision.drains):
-            worker = workers[worker_id]
-            if not worker.draining and not worker.lost:
-                undo[worker.group] = undo.get(worker.group, 0) + 1
+            if not self._goes(worker_id):
+                group = workers[worker_id].group
+                undo[group] = undo.get(group, 0) + 1
                 self.stays(worker_id)
         decision.starts.clear()
         decision.drains.clear()

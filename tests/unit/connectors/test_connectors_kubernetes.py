@@ -259,6 +259,18 @@ def test_an_edit_under_an_open_decision_is_what_it_waits_for(tmp_path: Path) -> 
     play(tmp_path, main)
 
 
+def test_an_order_that_a_hand_edit_has_overtaken_ends(tmp_path: Path) -> None:
+    async def main(world: Scaled, api: ApiServer) -> None:
+        world.add(1, decode=1)
+        await written(world, api, 1)
+        api.set(deployment(api), 2)
+        await world.until(world.ends)
+        assert isinstance(world.ends()[0], ScaleDone)
+        assert len(world.heard(WorkerStartCancelled)) == 1
+
+    play(tmp_path, main)
+
+
 # ---------------------------------------------------------------- what is refused at the start
 
 
