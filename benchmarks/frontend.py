@@ -67,7 +67,7 @@ class Instant:
         return AtOnce(ask)
 
     def serving(self) -> Serving:
-        return Serving(models=(NAME,), missing=(), context_tokens=131_072)
+        return Serving(models=(NAME,), missing=(), ready=(NAME,), context_tokens=131_072)
 
     def workers(self) -> Sequence[WorkerGlance]:
         return []
