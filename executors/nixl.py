@@ -27,8 +27,8 @@ from executors.transfers import FileMove, Moves, ObjectMove, Op, PeerMove, Trans
 from policies.errors import CapabilityError, EngineError
 from policies.frozen import frozen
 
-CALL_S: Final = 30.0
-"""Making a UCX agent takes 0.6 s on an idle machine, registering a large pool longer."""
+CALL_S: Final = 120.0
+"""Making an agent takes 0.6 s on an idle machine, and more than 30 s on a busy one."""
 STOP_S: Final = 5.0
 BOOT: Final = """
 import sys

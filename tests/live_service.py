@@ -6,6 +6,7 @@ Every run is watched by the invariants and journalled; when it ends the journal 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -272,6 +273,23 @@ async def decided(url: str, length: int, answer: int) -> list[int]:
             best = [sorted(two.values()) for two in told["choices"][0]["logprobs"]["top_logprobs"]]
             if min(first - second for second, first in (two[-2:] for two in best)) >= AHEAD:
                 return tokens
+
+
+async def alike(url: str, tokens: Sequence[int], one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether two answers to a prompt are the same. Where they part, rounding must have parted them: the two tokens are
+    the best of a server that is asked there, and as good as level."""
+    assert len(one) == len(other)
+    at = next((place for place, two in enumerate(zip(one, other, strict=True)) if two[0] != two[1]), None)
+    if at is None:
+        return True
+    asked = {"model": MODEL, "prompt": [*tokens, *one[:at]], "max_tokens": 1, "temperature": 0.0, "ignore_eos": True}
+    async with httpx.AsyncClient(base_url=url, timeout=LIMIT_S, trust_env=False) as http:
+        more = {"logprobs": 3, "return_tokens_as_token_ids": True}
+        told = (await http.post("/v1/completions", json=asked | more)).raise_for_status().json()
+    best = told["choices"][0]["logprobs"]["top_logprobs"][0]
+    mine, others = (best.get(f"token_id:{tokens[at]}", -math.inf) for tokens in (one, other))
+    assert abs(mine - others) < AHEAD, (at, one[at], other[at], best)
+    return False
 
 
 async def read(stream: Any, tokens: int = 10**9) -> tuple[str, Any]:
