@@ -22,6 +22,12 @@ from twin.config import KvbmConfig, WorkerGroup
 VARIABLE = "DYNATWIN_VLLM_PYTHON"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Agents of NIXL first: the engines of the whole session start with the first test that asks for them, and those with
+    a connector keep a core busy even when nobody asks."""
+    items.sort(key=lambda item: "test_live_nixl" not in item.nodeid)
+
+
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """What was skipped guards nothing: where all must run, that is a failure."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
