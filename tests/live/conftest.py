@@ -23,8 +23,8 @@ VARIABLE = "DYNATWIN_VLLM_PYTHON"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Agents of NIXL first: the engines of the whole session start with the first test that asks for them, and those with
-    a connector keep a core busy even when nobody asks."""
+    """Agents of NIXL first: the engines of the whole session start with the first test that asks for them, and those
+    with a connector keep a core busy even when nobody asks."""
     items.sort(key=lambda item: "test_live_nixl" not in item.nodeid)
 
 
