@@ -23,9 +23,9 @@ VARIABLE = "DYNATWIN_VLLM_PYTHON"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Agents of NIXL first: the engines of the whole session start with the first test that asks for them, and those
-    with a connector keep a core busy even when nobody asks."""
-    items.sort(key=lambda item: "test_live_nixl" not in item.nodeid)
+    """Tests with processes of their own come before those with the engines of the whole session. These stay until the
+    end, and the ones that hand KV over keep a core busy when nobody asks: NIXL's thread polls without waiting."""
+    items.sort(key=lambda item: "vllm_servers" in getattr(item, "fixturenames", ()))
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
